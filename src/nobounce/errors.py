@@ -70,7 +70,12 @@ class FormatError(NobounceError, ValueError):
     """
 
     def __init__(
-        self, reason: str, *, filename: str | None = None, tensor: str | None = None, offset: int | None = None
+        self,
+        reason: str,
+        *,
+        filename: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
     ) -> None:
         self.reason, self.filename, self.tensor, self.offset = reason, filename, tensor, offset
         where = [printable(filename)] if filename is not None else []
@@ -111,7 +116,9 @@ class FileError(_SystemError):
         """The named error for an `OSError` met while `doing` something ("open", "statx") with `path`."""
         code = error.errno or _errno.EIO
         kind = _FILE_ERRORS.get(code, cls)
-        return kind(f"{printable(path)}: cannot {doing}: {os.strerror(code)} ({errno_name(code)})", code, path)
+        return kind(
+            f"{printable(path)}: cannot {doing}: {os.strerror(code)} ({errno_name(code)})", code, path
+        )
 
 
 class FileMissingError(FileError, FileNotFoundError):
@@ -162,9 +169,7 @@ class TransferError(_SystemError):
         self.receipt = receipt
         self.detail, self.cure = detail, cure
         text = detail or f"{os.strerror(code)} ({errno_name(code)})"
-        message = (
-            f"{printable(filename or '?')}: {call} of {nbytes} bytes at offset {file_offset} failed on {backend}: {text}"
-        )
+        message = f"{printable(filename or '?')}: {call} of {nbytes} bytes at offset {file_offset} failed on {backend}: {text}"
         super().__init__(f"{message}. {cure}" if cure else message, code, filename)
 
 
@@ -195,7 +200,9 @@ class DeviceError(NobounceError, RuntimeError):
     there), `code` (the vendor's number) and `name` (the vendor's name for it).
     """
 
-    def __init__(self, call: str, status: RuntimeStatus | None, *, detail: str = "", code: int = 0, name: str = "") -> None:
+    def __init__(
+        self, call: str, status: RuntimeStatus | None, *, detail: str = "", code: int = 0, name: str = ""
+    ) -> None:
         self.call, self.status = call, status
         self.code = code or (int(status) if status is not None else 0)
         self.name = name or (status.name if status is not None else "")
@@ -282,4 +289,6 @@ def errno_name(code: int) -> str:
 
 def printable(text: str) -> str:
     """`text` with control characters and lone surrogates escaped, safe for a terminal or a log."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text
+    )

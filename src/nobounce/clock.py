@@ -1,0 +1,93 @@
+"""Threads and time behind one small interface, so that a schedule can be real or replayed from a seed.
+
+`Threads` is the real thing. `Stepper` (clock_stepper) runs real threads that pass a baton: one runs at a time, a seeded
+generator picks the next at each blocking point, and time is virtual, so a second of latency costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+
+class Lock(Protocol):
+    """A mutual-exclusion lock, used with `with`."""
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Condition(Lock, Protocol):
+    """A condition variable with its own lock; `wait` may return early, so always loop (or use `wait_for`)."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
+    def notify(self, n: int = 1) -> None: ...
+    def notify_all(self) -> None: ...
+
+
+class Task(Protocol):
+    """A started thread."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
+
+
+class Scheduler(ABC):
+    """Where threads, waiting and the monotonic clock come from. Seconds everywhere."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass for this thread."""
+
+    @abstractmethod
+    def spawn(self, target: Callable[[], None], *, name: str) -> Task:
+        """Start a daemon thread."""
+
+    @abstractmethod
+    def lock(self) -> Lock:
+        """A new lock (not re-entrant)."""
+
+    @abstractmethod
+    def condition(self) -> Condition:
+        """A new condition with a lock of its own (not re-entrant)."""
+
+    def checkpoint(self) -> None:  # noqa: B027 - real threads need none
+        """A point at which another thread may run; does nothing with real threads."""
+
+
+class Threads(Scheduler):
+    """Real threads, real time."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def spawn(self, target: Callable[[], None], *, name: str) -> Task:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def lock(self) -> Lock:
+        return threading.Lock()
+
+    def condition(self) -> Condition:
+        return threading.Condition(threading.Lock())
+
+
+THREADS = Threads()
+"""The scheduler that everything uses unless a test hands it another."""

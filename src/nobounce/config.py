@@ -1,0 +1,197 @@
+"""Every environment variable and its default, in one table.
+
+Variables are read once, at first use, and kept for the life of the process (hipFile B-1). HIPFILE_* keep hipFile's names
+and meaning, but a boolean takes true/false/1/0/yes/no/on/off in any case, and anything else is an error that names the
+variable: hipFile takes `1` for unset and says nothing (J-25).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nobounce.errors import ConfigError
+
+_BOOLEANS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
+
+MIB = 1 << 20
+ASYNC_BUFFER_NBYTES = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One row of the table. `kind` is "bool", "int" (bytes where the name says so) or "text"."""
+
+    name: str
+    field: str
+    kind: str
+    default: bool | int | str
+    help: str
+    zero_is_default: bool = False
+    choices: tuple[str, ...] = ()
+    least: int = 0
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "HIPFILE_ALLOW_COMPAT_MODE",
+        "allow_compat_mode",
+        "bool",
+        True,
+        "false: no fallback, no retry, no page-cache route",
+    ),
+    Variable(
+        "HIPFILE_FORCE_COMPAT_MODE",
+        "force_compat_mode",
+        "bool",
+        False,
+        "true: everything goes through fallback",
+    ),
+    Variable(
+        "HIPFILE_UNSUPPORTED_FILE_SYSTEMS",
+        "unsupported_file_systems",
+        "bool",
+        False,
+        "true: hip devices try the direct path on any file system",
+    ),
+    Variable(
+        "HIPFILE_ASYNC_BUFFER_SIZE",
+        "async_buffer_nbytes",
+        "int",
+        ASYNC_BUFFER_NBYTES,
+        "bytes of the bounce ring that one stream may hold; 0 means the default",
+        zero_is_default=True,
+    ),
+    Variable(
+        "HIPFILE_STATS_LEVEL", "stats_level", "int", 1, "0 counts nothing, 1 basic, 2 detailed, 3 the most"
+    ),
+    Variable(
+        "NOBOUNCE_PROFILE",
+        "profile",
+        "text",
+        "",
+        "hipfile-0.5: the hipfile module behaves as the published library in every detail",
+        choices=("", "hipfile-0.5"),
+    ),
+    Variable(
+        "NOBOUNCE_DEVICE", "device", "text", "", "device used when none is named, such as cpu or cuda:0"
+    ),
+    Variable("NOBOUNCE_SIM_DEVICES", "sim_devices", "int", 2, "how many sim devices there are", least=1),
+    Variable(
+        "NOBOUNCE_IO_THREADS", "io_threads", "int", 0, "I/O threads of the process; 0 chooses by core count"
+    ),
+    Variable(
+        "NOBOUNCE_CHUNK_SIZE",
+        "chunk_nbytes",
+        "int",
+        4 * MIB,
+        "bytes of one chunk of a large transfer",
+        least=64 * 1024,
+    ),
+    Variable(
+        "NOBOUNCE_RETRY_ERRNOS",
+        "retry_errnos",
+        "text",
+        "ENODEV,EREMOTEIO",
+        "errors of the direct path after which fallback is tried, by name",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is in force. `origin` maps each field to "default" or to the variable that set it."""
+
+    allow_compat_mode: bool = True
+    force_compat_mode: bool = False
+    unsupported_file_systems: bool = False
+    async_buffer_nbytes: int = ASYNC_BUFFER_NBYTES
+    stats_level: int = 1
+    profile: str = ""
+    device: str = ""
+    sim_devices: int = 2
+    io_threads: int = 0
+    chunk_nbytes: int = 4 * MIB
+    retry_errnos: str = "ENODEV,EREMOTEIO"
+    origin: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Parse `environment`. Raises ConfigError naming the first variable that makes no sense."""
+        values: dict[str, bool | int | str] = {}
+        origin: list[tuple[str, str]] = []
+        for variable in VARIABLES:
+            text = environment.get(variable.name)
+            if text is None or (text.strip() == "" and variable.kind != "text"):
+                origin.append((variable.field, "default"))
+                continue
+            values[variable.field] = _parse(variable, text)
+            origin.append((variable.field, variable.name))
+        return cls(**values, origin=tuple(origin))  # type: ignore[arg-type]
+
+    def check_contradiction(self) -> None:
+        """Raise ConfigError when no backend is left (hipFile B-10: ALLOW=false with FORCE=true fails all I/O)."""
+        if self.force_compat_mode and not self.allow_compat_mode:
+            raise ConfigError(
+                "HIPFILE_ALLOW_COMPAT_MODE=false forbids fallback and HIPFILE_FORCE_COMPAT_MODE=true forbids fastpath: "
+                "no backend is left. Unset one of them."
+            )
+
+
+def _parse(variable: Variable, text: str) -> bool | int | str:
+    value = text.strip()
+    if variable.kind == "bool":
+        parsed = _BOOLEANS.get(value.lower())
+        if parsed is None:
+            raise ConfigError(
+                f"{variable.name}={text!r} is neither true nor false (true/false/1/0/yes/no/on/off)"
+            )
+        return parsed
+    if variable.kind == "int":
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigError(f"{variable.name}={text!r} is not a whole number")
+        number = min(int(value), (1 << 63) - 1)
+        if number == 0 and variable.zero_is_default:
+            return variable.default
+        if number < variable.least:
+            raise ConfigError(f"{variable.name}={text!r} is below {variable.least}")
+        return min(number, 3) if variable.field == "stats_level" else number
+    if variable.choices and value not in variable.choices:
+        raise ConfigError(
+            f"{variable.name}={text!r} is not one of {', '.join(c for c in variable.choices if c)}"
+        )
+    return value
+
+
+_lock = threading.Lock()
+_settings: Settings | None = None
+
+
+def settings() -> Settings:
+    """The settings of this process, read from the environment at first use. Raises ConfigError."""
+    global _settings
+    current = _settings
+    if current is None:
+        with _lock:
+            if _settings is None:
+                _settings = Settings.from_environment(os.environ)
+            current = _settings
+    return current
+
+
+def override(settings_or_none: Settings | None) -> None:
+    """Put other settings in force, or with None have the environment read again. For tests and child set-up."""
+    global _settings
+    with _lock:
+        _settings = settings_or_none
