@@ -1,0 +1,125 @@
+"""Headers in the spellings that writers really print, scanned by a regular expression.
+
+A header of 20,000 tensors costs the JSON parser 20,000 dicts and 40,000 lists; here it costs one `findall` and a few
+passes that run in C. What makes it safe is a sum: matches do not overlap, each has the length of its groups plus a fixed
+overhead, and together they must be as long as the text. Then they tile it: no byte has gone unread. Whatever does not add
+up is left to the JSON parser, which also words the errors. Memory stays bounded because the text is scanned in pieces, and
+equal descriptions of dtype and shape are judged once and share one object.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any, NamedTuple
+
+from nobounce.formats.strictjson import loads, raw_decode
+from nobounce.formats.tensorinfo import Layout, TensorInfo, layout
+
+_PIECE = 1 << 20  # characters scanned at a time
+_METADATA = '{"__metadata__":'
+_NAME = r'"([^"\\\x00-\x1f]*)"'
+_OFFSET = r"(0|[1-9][0-9]{0,19})"
+_make: Any = partial(tuple.__new__, TensorInfo)
+
+
+class _Spelling:
+    """One way to print entries: what follows a colon or a comma, and whether data_offsets come first."""
+
+    def __init__(self, s: str, *, offsets_first: bool) -> None:
+        kind = rf'("dtype":{s}"[A-Z0-9_]+",{s}"shape":{s}\[[0-9,{s}]*\])'
+        span = rf'"data_offsets":{s}\[{_OFFSET},{s}{_OFFSET}\]'
+        first, second = (span, kind) if offsets_first else (kind, span)
+        self.order = (0, 3, 1, 2) if offsets_first else (0, 1, 2, 3)
+        self.comma = f",{s}"
+        self.end = f"]}},{s}"
+        self.entry = re.compile(rf"{_NAME}:{s}\{{{first},{s}{second}\}}")
+        self.entries = re.compile(self.entry.pattern + self.comma)
+        self.overhead = len(f'"":{s}{{,{s}"data_offsets":{s}[,{s}]}},{s}')
+
+
+_SPELLINGS = (
+    _Spelling("", offsets_first=False),  # safetensors itself
+    _Spelling(" ", offsets_first=False),  # json.dumps
+    _Spelling("", offsets_first=True),  # sorted keys, as nlohmann::json prints them
+)
+
+
+class Scan(NamedTuple):
+    """What a scan found: tensors in the order of the text, the bytes that each needs, the value of __metadata__."""
+
+    tensors: dict[str, TensorInfo]
+    needed: list[int]
+    metadata: Any
+
+
+def scan(text: str) -> Scan | None:
+    """The tensors of a header that begins with "{", or None where it wants the JSON parser.
+
+    Names are unique and dtypes and shapes sound; ranges are not judged.
+    """
+    end = len(text.rstrip(" ")) - 1
+    metadata: Any = {}
+    position = 1
+    if text.startswith(_METADATA):
+        start = len(_METADATA) + text.startswith(" ", len(_METADATA))
+        try:
+            metadata, position = raw_decode(text, start)
+        except ValueError:
+            return None
+        if not text.startswith(",", position):
+            return None
+        position += 1 + text.startswith(" ", position + 1)
+    if not text.startswith("}", end):
+        return None
+    spelling = next((s for s in _SPELLINGS if s.entry.match(text, position, end)), None)
+    if spelling is None:
+        return None
+    tensors: dict[str, TensorInfo] = {}
+    needed: list[int] = []
+    layouts: dict[str, Layout] = {}
+    while position < end:
+        if end - position <= _PIECE:
+            piece, position = text[position:end] + spelling.comma, end
+        else:
+            cut = text.rfind(spelling.end, position, position + _PIECE) + len(spelling.end)
+            if cut <= position:
+                return None
+            piece, position = text[position:cut], cut
+        if not _scan_piece(piece, spelling, tensors, needed, layouts):
+            return None
+    if len(tensors) != len(needed) or "__metadata__" in tensors:
+        return None
+    return Scan(tensors, needed, metadata)
+
+
+def _scan_piece(
+    piece: str,
+    spelling: _Spelling,
+    tensors: dict[str, TensorInfo],
+    needed: list[int],
+    layouts: dict[str, Layout],
+) -> bool:
+    matches = spelling.entries.findall(piece)
+    if not matches:
+        return False
+    groups = list(zip(*matches, strict=True))
+    if sum(len("".join(g)) for g in groups) + spelling.overhead * len(matches) != len(piece):
+        return False
+    names, kinds, starts, ends = (groups[i] for i in spelling.order)
+    for kind in set(kinds) - layouts.keys():
+        try:
+            fields = loads("{" + kind + "}")
+        except ValueError:
+            return False
+        judged = layout(fields["dtype"], fields["shape"])
+        if isinstance(judged, str):
+            return False
+        layouts[kind] = judged
+    upto = list(map(int, ends))
+    # usually each range begins where the one before ends: then the numbers are shared
+    begin = [int(starts[0]), *(upto[:-1] if starts[1:] == ends[:-1] else map(int, starts[1:]))]
+    dtypes, shapes, sizes = zip(*map(layouts.__getitem__, kinds), strict=True)
+    tensors.update(zip(names, map(_make, zip(names, dtypes, shapes, begin, upto, strict=True)), strict=True))
+    needed.extend(sizes)
+    return True

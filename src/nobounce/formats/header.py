@@ -1,0 +1,347 @@
+"""The header of a safetensors file, read by somebody who does not trust it.
+
+A file is an 8-byte little-endian length N, N bytes of JSON, and the data section. The JSON maps each tensor's name to
+its dtype, shape and data_offsets, which count from the start of the data section. What is checked: everything a later
+transfer relies on. Each tensor's range has the size that its dtype and shape give, and together the ranges cover the
+data section with no hole, no overlap and no rest, so that no request made from a Header can reach outside the file and no
+byte is read twice.
+
+Stricter than safetensors 0.8 (each case is one that two readers may understand differently): a name or a metadata key
+given twice, fields other than the three, a list in place of an object, a header that does not begin with "{" (the format
+demands it), and a shape whose non-zero dimensions overflow 64 bits even where a zero makes the product vanish (C16).
+
+Writers print headers in a handful of spellings. Those are read by `fastscan`, many tensors per call into C, and judged by
+the same rules; any other spelling, and everything suspicious, goes through the JSON parser below, which also words the
+errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from nobounce import errors
+from nobounce.errors import FormatError, printable
+from nobounce.formats import fastscan
+from nobounce.formats.strictjson import Repeated, clip, loads
+from nobounce.formats.tensorinfo import TensorInfo, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "HEADER_LIMIT",
+    "Header",
+    "Reader",
+    "TensorInfo",
+    "open_regular",
+    "parse_header",
+    "read_header",
+    "read_header_of",
+]
+
+HEADER_LIMIT = 100_000_000
+"""The longest header, in bytes, that safetensors opens."""
+
+_PIECE = 16 << 20
+_Bad = Callable[..., NoReturn]
+_FIELDS = ("dtype", "shape", "data_offsets")
+
+
+class Reader(Protocol):
+    """Anything with read(nbytes) -> bytes that may return fewer bytes than asked, and b"" only at the end."""
+
+    def read(self, nbytes: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that has been checked.
+
+    Attributes: `path`; `file_nbytes`; `header_nbytes` (the JSON with its padding); `data_offset` (where the data section
+    begins in the file: 8 + header_nbytes, of any alignment, case C70); `tensors` by name, in the order of the file;
+    `metadata`; `warnings`, sentences about what is odd but allowed.
+    """
+
+    path: str
+    file_nbytes: int
+    header_nbytes: int
+    data_offset: int
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of the data section."""
+        return self.file_nbytes - self.data_offset
+
+
+def read_header_of(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT, strict: bool = True) -> Header:
+    """Open `path`, read and check its header, close it.
+
+    FileError (with its FileNotFoundError, IsADirectoryError and PermissionError kinds) where it cannot be opened or is
+    no regular file; else as `read_header`.
+    """
+    fd, nbytes, name = open_regular(path)
+    try:
+        return read_header(fd, path=name, file_nbytes=nbytes, limit=limit, strict=strict)
+    finally:
+        os.close(fd)
+
+
+def open_regular(path: str | os.PathLike[str]) -> tuple[int, int, str]:
+    """Open a regular file for reading: (descriptor, nbytes, path). Pipes and devices are refused without opening them."""
+    name = os.fsdecode(path)
+    if "\0" in name:
+        raise errors.ArgumentError(f"{printable(name)}: a path cannot hold a NUL character")
+    fd = -1
+    try:
+        _need_regular(os.stat(name).st_mode, name)
+        # O_NONBLOCK: should a pipe have taken the file's place since, opening it must not wait for a writer
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(fd)
+        _need_regular(status.st_mode, name)
+        return fd, status.st_size, name
+    except errors.FileError:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    except OSError as error:
+        raise errors.FileError.from_oserror(error, name, "open") from error
+
+
+_KINDS = {
+    stat.S_IFIFO: ("a pipe", errno.ESPIPE),
+    stat.S_IFSOCK: ("a socket", errno.ENXIO),
+    stat.S_IFCHR: ("a character device", errno.EINVAL),
+    stat.S_IFBLK: ("a block device", errno.EINVAL),
+}
+
+
+def _need_regular(mode: int, path: str) -> None:
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise errors.FileError.from_oserror(OSError(errno.EISDIR, ""), path, "read as a model file")
+    kind, code = _KINDS.get(stat.S_IFMT(mode), ("no regular file", errno.EINVAL))
+    raise errors.FileError(f"{printable(path)}: is {kind}; a regular file is needed", code, path)
+
+
+def read_header(
+    source: int | Reader, *, path: str, file_nbytes: int, limit: int = HEADER_LIMIT, strict: bool = True
+) -> Header:
+    """Read and check the header of a file of `file_nbytes` bytes, from a descriptor or from a stream at its start.
+
+    The descriptor's position is not used and not moved; nothing is closed. A header of more than `limit` bytes, or one
+    that reaches beyond the file, is refused before memory is taken for it (cases C1, C2). Raises FormatError; FileError
+    where reading fails.
+    """
+    if file_nbytes < 8:
+        raise FormatError(
+            f"truncated: {file_nbytes} bytes cannot hold the 8-byte header length", filename=path, offset=0
+        )
+    declared = int.from_bytes(_read(source, 8, 0, path, file_nbytes), "little")
+    if declared > limit:
+        reason = f"header too large: its declared length {declared} is over the limit of {limit} bytes"
+        raise FormatError(f"{reason} (the file has {file_nbytes})", filename=path, offset=0)
+    if declared > file_nbytes - 8:
+        reason = f"the declared header length {declared} reaches beyond the file of {file_nbytes} bytes"
+        raise FormatError(reason, filename=path, offset=0)
+    raw = _read(source, declared, 8, path, file_nbytes)
+    return parse_header(raw, path=path, file_nbytes=file_nbytes, data_offset=8 + declared, strict=strict)
+
+
+def _read(source: int | Reader, nbytes: int, offset: int, path: str, file_nbytes: int) -> bytes:
+    pieces, have = [], 0
+    while have < nbytes:
+        want = min(nbytes - have, _PIECE)
+        try:
+            piece = os.pread(source, want, offset + have) if isinstance(source, int) else source.read(want)
+        except OSError as error:
+            raise errors.FileError.from_oserror(error, path, "read the header") from error
+        if not piece:
+            reason = (
+                f"truncated: the file ends inside the header (it had {file_nbytes} bytes when it was opened)"
+            )
+            raise FormatError(reason, filename=path, offset=offset + have)
+        pieces.append(piece)
+        have += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def parse_header(raw: bytes, *, path: str, file_nbytes: int, data_offset: int, strict: bool = True) -> Header:
+    """Check the JSON of a header against a file of `file_nbytes` bytes whose data section begins at `data_offset`.
+
+    Pure. `strict=False` turns metadata values that are no strings into strings, with a warning (case C8); nothing that
+    a transfer relies on is ever relaxed. Raises FormatError naming the file, the tensor and the offset in the file.
+    """
+    begin = data_offset - len(raw)
+
+    def bad(reason: str, tensor: str | None = None, offset: int | None = None) -> NoReturn:
+        raise FormatError(reason, filename=path, tensor=tensor, offset=begin if offset is None else offset)
+
+    if raw[:3] == b"\xef\xbb\xbf":
+        bad("the header begins with a byte order mark; write plain UTF-8 and, for padding, use spaces")
+    if raw[:1] != b"{":
+        if raw.lstrip(b"\0 \t\r\n")[:1] == b"{":
+            bad("the header must begin with '{'; to pad it, use spaces after the JSON")
+        bad("the header is not a JSON object: it must begin with '{'")
+    if raw[-1:] == b"\0":
+        bad("the header is padded with NUL bytes; use spaces", offset=begin + len(raw.rstrip(b"\0")))
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        bad("the header is not valid UTF-8", offset=begin + error.start)
+
+    warnings: list[str] = []
+    scanned = fastscan.scan(text)
+    if scanned is not None:
+        metadata = _metadata(scanned.metadata, strict, bad, warnings)
+        tensors = scanned.tensors
+        if [i[4] - i[3] for i in tensors.values()] != scanned.needed:
+            pairs = zip(tensors.values(), scanned.needed, strict=True)
+            _wrong_size(*next(p for p in pairs if p[0].nbytes != p[1]), bad, data_offset)
+    else:
+        try:
+            root = loads(text)
+        except ValueError as error:
+            position = len(text[: error.pos].encode()) if isinstance(error, json.JSONDecodeError) else 0
+            bad(
+                f"the header is not valid JSON: {clip(getattr(error, 'msg', str(error)))}",
+                offset=begin + position,
+            )
+        if isinstance(root, Repeated):
+            bad(f"{clip(root.key)!r} is given twice", tensor=root.key)
+        metadata = _metadata(root.pop("__metadata__", {}), strict, bad, warnings)
+        tensors = {name: _entry(name, entry, bad, data_offset) for name, entry in root.items()}
+    tensors = _covering(tensors, file_nbytes - data_offset, bad, data_offset)
+    return Header(path, file_nbytes, len(raw), data_offset, tensors, metadata, tuple(warnings))
+
+
+def _metadata(value: Any, strict: bool, bad: _Bad, warnings: list[str]) -> dict[str, str]:
+    if value is None:
+        warnings.append("__metadata__ is null; it is taken as absent")
+        return {}
+    if isinstance(value, Repeated):
+        bad(f"{clip(value.key)!r} is given twice in __metadata__")
+    if not isinstance(value, dict):
+        bad("__metadata__ is not an object of strings")
+    for key, text in value.items():
+        if isinstance(text, str):
+            continue
+        if strict or isinstance(text, Repeated):
+            bad(f"__metadata__ value of {clip(key)!r} is {_kind(text)}, expected a string")
+        value[key] = json.dumps(text)
+        warnings.append(f"__metadata__ value of {clip(key)!r} is {_kind(text)}; it is taken as a string")
+    return value
+
+
+def _entry(name: str, entry: Any, bad: _Bad, data_offset: int) -> TensorInfo:
+    """One tensor from its JSON object, its size checked."""
+    if isinstance(entry, Repeated):
+        bad(f"{clip(entry.key)!r} is given twice", tensor=name)
+    if not isinstance(entry, dict):
+        bad(f"expected an object with {', '.join(_FIELDS)}, found {_kind(entry)}", tensor=name)
+    if entry.keys() != set(_FIELDS):
+        for field in _FIELDS:
+            if field not in entry:
+                bad(f"the field {field} is missing", tensor=name)
+        bad(f"unexpected field {clip(next(f for f in entry if f not in _FIELDS))!r}", tensor=name)
+    span = entry["data_offsets"]
+    if type(span) is not list or len(span) != 2:
+        bad("data_offsets is not a list of two integers", tensor=name)
+    start, end = span
+    if type(start) is not int or type(end) is not int:
+        bad(
+            f"data_offsets holds {_kind(start if type(start) is not int else end)}, expected integers",
+            tensor=name,
+        )
+    if start < 0 or end < 0:
+        bad(f"negative data_offsets [{_number(start)}, {_number(end)}]", tensor=name)
+    if end < start:
+        bad(f"reversed data_offsets [{_number(start)}, {_number(end)}]", tensor=name)
+    found = layout(entry["dtype"], entry["shape"])
+    if isinstance(found, str):
+        bad(found, tensor=name)
+    info = TensorInfo(name, found.dtype, found.shape, start, end)
+    if end - start != found.nbytes:
+        _wrong_size(info, found.nbytes, bad, data_offset)
+    return info
+
+
+def _wrong_size(info: TensorInfo, want: int, bad: _Bad, data_offset: int) -> NoReturn:
+    if info.end < info.start:
+        bad(f"reversed data_offsets [{info.start}, {info.end}]", tensor=info.name)
+    need = f"{info.dtype.name} {list(info.shape)} needs {want} bytes"
+    bad(
+        f"{need}, its data_offsets hold {_number(info.nbytes)}",
+        info.name,
+        data_offset + min(info.start, 1 << 64),
+    )
+
+
+def _covering(
+    tensors: dict[str, TensorInfo], data_nbytes: int, bad: _Bad, data_offset: int
+) -> dict[str, TensorInfo]:
+    """`tensors` in the order of the file, once they tile the data section exactly."""
+    infos = list(tensors.values())
+    if [i[3] for i in infos[1:]] != [i[4] for i in infos[:-1]]:
+        infos.sort(key=lambda i: (i[3], i[4]))
+        tensors = {i[0]: i for i in infos}
+    if (infos and infos[0].start != 0) or [i[3] for i in infos[1:]] != [i[4] for i in infos[:-1]]:
+        _broken(infos, bad, data_offset)
+    covered = infos[-1].end if infos else 0
+    if covered > data_nbytes:
+        last = next(i for i in infos if i.end > data_nbytes)
+        reason = f"truncated: missing {_number(covered - data_nbytes)} bytes"
+        more = f"the tensors need {_number(covered)} bytes of data, the file has {data_nbytes}"
+        bad(f"{reason} ({more})", last.name, data_offset + data_nbytes)
+    if covered < data_nbytes:
+        bad(f"{data_nbytes - covered} bytes at the end belong to no tensor", offset=data_offset + covered)
+    return tensors
+
+
+def _broken(infos: Sequence[TensorInfo], bad: _Bad, data_offset: int) -> NoReturn:
+    """Names the first overlap, which is the worse fault, else the first hole."""
+    furthest = infos[0]
+    for info in infos[1:]:
+        if info.start < furthest.end:
+            both = f"[{_number(info.start)}, {_number(info.end)}) overlaps [{furthest.start}, {_number(furthest.end)})"
+            other = f"of tensor {clip(furthest.name)!r}"
+            bad(f"its data {both} {other}", info.name, data_offset + min(info.start, 1 << 64))
+        if info.end > furthest.end:
+            furthest = info
+    if infos[0].start > 0:
+        reason = (
+            f"the first {_number(infos[0].start)} bytes of the data section are not covered by any tensor"
+        )
+        bad(f"{reason} (the first byte, data offset 0, is not)", infos[0].name, data_offset)
+    before, after = next((a, b) for a, b in pairwise(infos) if b.start > a.end)
+    hole = f"hole at data offset {before.end}: {_number(after.start - before.end)} bytes belong to no tensor"
+    bad(f"{hole}, after tensor {clip(before.name)!r}", after.name, data_offset + before.end)
+
+
+def _number(value: int) -> str:
+    """A number for a message; an absurd one as its size, since Python refuses to print thousands of digits."""
+    return str(value) if abs(value) < 1 << 128 else f"(a number of {value.bit_length()} bits)"
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        int: "a number",
+        float: "a fraction",
+        Repeated: "an object",
+    }
+    return names.get(type(value), "something else")

@@ -1,0 +1,63 @@
+"""One tensor's place in a file, and the size that a dtype and a shape give."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from nobounce.formats.dtypes import DTYPES, DType
+from nobounce.formats.strictjson import clip
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor lies. `start` and `end` are bytes from the start of the data section (`Header.data_offset`)."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes; 0 for a tensor with a zero dimension."""
+        return self.end - self.start
+
+
+class Layout(NamedTuple):
+    """A dtype and a shape, with the bytes that they need."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def layout(dtype_name: Any, dims: Any) -> Layout | str:
+    """The layout of a header's dtype and shape as JSON gave them, or the reason why there is none.
+
+    Arithmetic is checked against 64 bits on the non-zero dimensions, so that [2**62, 2**62, 0] is refused although its
+    product is zero (case C16): a reader with machine integers may wrap before it meets the zero.
+    """
+    if type(dtype_name) is not str:
+        return "dtype is not a string"
+    dtype = DTYPES.get(dtype_name)
+    if dtype is None:
+        return f"unknown dtype {clip(dtype_name)!r}"
+    if type(dims) is not list:
+        return "shape is not a list of integers"
+    for dim in dims:
+        if type(dim) is not int:
+            return "shape holds something else than integers"
+        if dim < 0:
+            return "shape has a negative dimension"
+        if dim >> 64:
+            return "a dimension of the shape overflows 64 bits"
+    bits = dtype.bits
+    for dim in dims:
+        bits *= dim or 1
+        if bits >> 64:
+            return f"the size of {dtype.name} {clip(str(dims))} overflows 64 bits"
+    bits = dtype.bits * prod(dims)
+    if bits % 8:
+        return f"{dtype.name} {clip(str(dims))} is no whole number of bytes ({bits} bits)"
+    return Layout(dtype, tuple(dims), bits // 8)
