@@ -1,14 +1,14 @@
 """Every element type a safetensors file may hold, and what it is called elsewhere.
 
-The names are those of the safetensors format (the list is that of safetensors 0.8). Types that share a size are kept
-apart even where a framework confuses them: F8_E4M3 is the OCP type ("e4m3fn"), F8_E4M3FNUZ is AMD's, and the same byte
-means another number, or a NaN, under each (case C40).
+The names are those of the safetensors format (the list is that of safetensors 0.8). Types that share a size
+are kept apart even where a framework confuses them: F8_E4M3 is the OCP type ("e4m3fn"), F8_E4M3FNUZ is AMD's,
+and the same byte means another number, or a NaN, under each (case C40).
 
-Packed types. A shape counts elements, `bits` is the size of one, and a tensor's elements are packed without gaps, so
-F4 [2, 8] is 8 bytes and F6_E2M3 [4] is 3. Arrays have no half bytes: an F4 tensor becomes an array whose last dimension
-is halved (`array_shape`), of uint8 in numpy and of float4_e2m1fn_x2 in torch: [2, 8] arrives as [2, 4]. This needs an even
-last dimension; a tensor such as F4 [2, 3] is a valid file and can be had as raw bytes only. The six-bit types are raw
-bytes everywhere: no framework has them.
+Packed types. A shape counts elements, `bits` is the size of one, and a tensor's elements are packed without
+gaps, so F4 [2, 8] is 8 bytes and F6_E2M3 [4] is 3. Arrays have no half bytes: an F4 tensor becomes an array
+whose last dimension is halved (`array_shape`), of uint8 in numpy and of float4_e2m1fn_x2 in torch: [2, 8]
+arrives as [2, 4]. This needs an even last dimension; a tensor such as F4 [2, 3] is a valid file and can be
+had as raw bytes only. The six-bit types are raw bytes everywhere: no framework has them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class DType:
     """One element type.
 
-    Attributes: `name` (safetensors' spelling), `bits` of one element, `numpy` (a numpy or ml_dtypes name), `torch`
-    (a name in the torch module) and `dlpack` (type code, bits of one lane); None where there is no such type.
+    Attributes: `name` (safetensors' spelling), `bits` of one element, `numpy` (a numpy or ml_dtypes name),
+    `torch` (a name in the torch module) and `dlpack` (type code, bits of one lane); None where there is no
+    such type.
     """
 
     name: str
@@ -128,12 +129,12 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.numpy))
         return found
     except (ImportError, AttributeError) as error:
-        message = f"numpy has no type for {dtype.name} and ml_dtypes could not help ({error}); install a newer ml-dtypes"
-        raise ArgumentError(f"{message}, or {_raw_view()}") from error
+        message = f"numpy has no type for {dtype.name} and ml_dtypes could not help ({error})"
+        raise ArgumentError(f"{message}; install a newer ml-dtypes, or {_raw_view()}") from error
 
 
 def torch_dtype(dtype: DType, torch_module: Any) -> Any:
-    """The type of `dtype` in the torch module that the caller already has; ArgumentError where it has none."""
+    """The type of `dtype` in the torch module that the caller has; ArgumentError where it has none."""
     found = getattr(torch_module, dtype.torch, None) if dtype.torch is not None else None
     if found is None:
         version = getattr(torch_module, "__version__", "of this version")

@@ -1,10 +1,11 @@
 """Headers in the spellings that writers really print, scanned by a regular expression.
 
-A header of 20,000 tensors costs the JSON parser 20,000 dicts and 40,000 lists; here it costs one `findall` and a few
-passes that run in C. What makes it safe is a sum: matches do not overlap, each has the length of its groups plus a fixed
-overhead, and together they must be as long as the text. Then they tile it: no byte has gone unread. Whatever does not add
-up is left to the JSON parser, which also words the errors. Memory stays bounded because the text is scanned in pieces, and
-equal descriptions of dtype and shape are judged once and share one object.
+A header of 20,000 tensors costs the JSON parser 20,000 dicts and 40,000 lists; here it costs one `findall`
+and a few passes that run in C. What makes it safe is a sum: matches do not overlap, each has the length of
+its groups plus a fixed overhead, and together they must be as long as the text. Then they tile it: no byte
+has gone unread. Whatever does not add up is left to the JSON parser, which also words the errors. Memory
+stays bounded because the text is scanned in pieces, and equal descriptions of dtype and shape are judged once
+and share one object.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _SPELLINGS = (
 
 
 class Scan(NamedTuple):
-    """What a scan found: tensors in the order of the text, the bytes that each needs, the value of __metadata__."""
+    """What a scan found: tensors in the order of the text, the bytes that each needs, the value of
+    __metadata__.
+    """
 
     tensors: dict[str, TensorInfo]
     needed: list[int]

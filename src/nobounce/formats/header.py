@@ -1,18 +1,19 @@
 """The header of a safetensors file, read by somebody who does not trust it.
 
-A file is an 8-byte little-endian length N, N bytes of JSON, and the data section. The JSON maps each tensor's name to
-its dtype, shape and data_offsets, which count from the start of the data section. What is checked: everything a later
-transfer relies on. Each tensor's range has the size that its dtype and shape give, and together the ranges cover the
-data section with no hole, no overlap and no rest, so that no request made from a Header can reach outside the file and no
-byte is read twice.
+A file is an 8-byte little-endian length N, N bytes of JSON, and the data section. The JSON maps each tensor's
+name to its dtype, shape and data_offsets, which count from the start of the data section. What is checked:
+everything a later transfer relies on. Each tensor's range has the size that its dtype and shape give, and
+together the ranges cover the data section with no hole, no overlap and no rest, so that no request made from
+a Header can reach outside the file and no byte is read twice.
 
-Stricter than safetensors 0.8 (each case is one that two readers may understand differently): a name or a metadata key
-given twice, fields other than the three, a list in place of an object, a header that does not begin with "{" (the format
-demands it), and a shape whose non-zero dimensions overflow 64 bits even where a zero makes the product vanish (C16).
+Stricter than safetensors 0.8 (each case is one that two readers may understand differently): a name or a
+metadata key given twice, fields other than the three, a list in place of an object, a header that does not
+begin with "{" (the format demands it), and a shape whose non-zero dimensions overflow 64 bits even where a
+zero makes the product vanish (C16).
 
-Writers print headers in a handful of spellings. Those are read by `fastscan`, many tensors per call into C, and judged by
-the same rules; any other spelling, and everything suspicious, goes through the JSON parser below, which also words the
-errors.
+Writers print headers in a handful of spellings. Those are read by `fastscan`, many tensors per call into C,
+and judged by the same rules; any other spelling, and everything suspicious, goes through the JSON parser
+below, which also words the errors.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class Reader(Protocol):
 class Header:
     """A header that has been checked.
 
-    Attributes: `path`; `file_nbytes`; `header_nbytes` (the JSON with its padding); `data_offset` (where the data section
-    begins in the file: 8 + header_nbytes, of any alignment, case C70); `tensors` by name, in the order of the file;
-    `metadata`; `warnings`, sentences about what is odd but allowed.
+    Attributes: `path`; `file_nbytes`; `header_nbytes` (the JSON with its padding); `data_offset` (where the
+    data section begins in the file: 8 + header_nbytes, of any alignment, case C70); `tensors` by name, in the
+    order of the file; `metadata`; `warnings`, sentences about what is odd but allowed.
     """
 
     path: str
@@ -86,8 +87,8 @@ class Header:
 def read_header_of(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT, strict: bool = True) -> Header:
     """Open `path`, read and check its header, close it.
 
-    FileError (with its FileNotFoundError, IsADirectoryError and PermissionError kinds) where it cannot be opened or is
-    no regular file; else as `read_header`.
+    FileError (with its FileNotFoundError, IsADirectoryError and PermissionError kinds) where it cannot be
+    opened or is no regular file; else as `read_header`.
     """
     fd, nbytes, name = open_regular(path)
     try:
@@ -97,7 +98,9 @@ def read_header_of(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT, s
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[int, int, str]:
-    """Open a regular file for reading: (descriptor, nbytes, path). Pipes and devices are refused without opening them."""
+    """Open a regular file for reading: (descriptor, nbytes, path). Pipes and devices are refused without
+    opening them.
+    """
     name = os.fsdecode(path)
     if "\0" in name:
         raise errors.ArgumentError(f"{printable(name)}: a path cannot hold a NUL character")
@@ -137,11 +140,12 @@ def _need_regular(mode: int, path: str) -> None:
 def read_header(
     source: int | Reader, *, path: str, file_nbytes: int, limit: int = HEADER_LIMIT, strict: bool = True
 ) -> Header:
-    """Read and check the header of a file of `file_nbytes` bytes, from a descriptor or from a stream at its start.
+    """Read and check the header of a file of `file_nbytes` bytes, from a descriptor or from a stream at its
+    start.
 
-    The descriptor's position is not used and not moved; nothing is closed. A header of more than `limit` bytes, or one
-    that reaches beyond the file, is refused before memory is taken for it (cases C1, C2). Raises FormatError; FileError
-    where reading fails.
+    The descriptor's position is not used and not moved; nothing is closed. A header of more than `limit`
+    bytes, or one that reaches beyond the file, is refused before memory is taken for it (cases C1, C2).
+    Raises FormatError; FileError where reading fails.
     """
     if file_nbytes < 8:
         raise FormatError(
@@ -177,10 +181,12 @@ def _read(source: int | Reader, nbytes: int, offset: int, path: str, file_nbytes
 
 
 def parse_header(raw: bytes, *, path: str, file_nbytes: int, data_offset: int, strict: bool = True) -> Header:
-    """Check the JSON of a header against a file of `file_nbytes` bytes whose data section begins at `data_offset`.
+    """Check the JSON of a header against a file of `file_nbytes` bytes whose data section begins at
+    `data_offset`.
 
-    Pure. `strict=False` turns metadata values that are no strings into strings, with a warning (case C8); nothing that
-    a transfer relies on is ever relaxed. Raises FormatError naming the file, the tensor and the offset in the file.
+    Pure. `strict=False` turns metadata values that are no strings into strings, with a warning (case C8);
+    nothing that a transfer relies on is ever relaxed. Raises FormatError naming the file, the tensor and the
+    offset in the file.
     """
     begin = data_offset - len(raw)
 
@@ -313,9 +319,9 @@ def _broken(infos: Sequence[TensorInfo], bad: _Bad, data_offset: int) -> NoRetur
     furthest = infos[0]
     for info in infos[1:]:
         if info.start < furthest.end:
-            both = f"[{_number(info.start)}, {_number(info.end)}) overlaps [{furthest.start}, {_number(furthest.end)})"
-            other = f"of tensor {clip(furthest.name)!r}"
-            bad(f"its data {both} {other}", info.name, data_offset + min(info.start, 1 << 64))
+            mine = f"[{_number(info.start)}, {_number(info.end)})"
+            other = f"[{_number(furthest.start)}, {_number(furthest.end)}) of tensor {clip(furthest.name)!r}"
+            bad(f"its data {mine} overlaps {other}", info.name, data_offset + min(info.start, 1 << 64))
         if info.end > furthest.end:
             furthest = info
     if infos[0].start > 0:
@@ -329,7 +335,7 @@ def _broken(infos: Sequence[TensorInfo], bad: _Bad, data_offset: int) -> NoRetur
 
 
 def _number(value: int) -> str:
-    """A number for a message; an absurd one as its size, since Python refuses to print thousands of digits."""
+    """A number for a message; an absurd one as its size: Python refuses to print thousands of digits."""
     return str(value) if abs(value) < 1 << 128 else f"(a number of {value.bit_length()} bits)"
 
 

@@ -1,8 +1,10 @@
-"""Which files make up a model: one file, several, a folder, or a folder with an index that says what is where.
+"""Which files make up a model: one file, several, a folder, or a folder with an index that says what is
+where.
 
-An index is a file from a stranger like any other. A shard name in it must stay in the index's folder: no absolute path, no
-"..", no NUL. Symbolic links are followed, since download caches keep their files elsewhere and link to them (snapshots/
-to blobs/): the links were made by whoever owns the folder, the names come with the model.
+An index is a file from a stranger like any other. A shard name in it must stay in the index's folder: no
+absolute path, no "..", no NUL. Symbolic links are followed, since download caches keep their files elsewhere
+and link to them (snapshots/ to blobs/): the links were made by whoever owns the folder, the names come with
+the model.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The shards of a model in the order of their names, its index if it has one, and what is odd about the folder."""
+    """The shards of a model in the order of their names, its index if it has one, and what is odd about the
+    folder.
+    """
 
     shards: tuple[Shard, ...]
     index: Index | None = None
@@ -62,8 +66,8 @@ class ModelFiles:
 class IndexReport:
     """Where index and shards disagree.
 
-    Attributes: `absent` (tensor, shard) pairs that the index promises and the shard lacks; `unlisted` pairs that the
-    shard has and the index does not give to it; `warnings`.
+    Attributes: `absent` (tensor, shard) pairs that the index promises and the shard lacks; `unlisted` pairs
+    that the shard has and the index does not give to it; `warnings`.
     """
 
     absent: tuple[tuple[str, str], ...] = ()
@@ -74,8 +78,9 @@ class IndexReport:
 def resolve(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> ModelFiles:
     """The files behind `paths`: a file, a folder, an index file, or several files.
 
-    In a folder an index wins over every other file (case C92). FormatError for a bad index and for missing shards, all of
-    them named (case C89); FileError for paths that do not exist or hold no model. Shards are not opened.
+    In a folder an index wins over every other file (case C92). FormatError for a bad index and for missing
+    shards, all of them named (case C89); FileError for paths that do not exist or hold no model. Shards are
+    not opened.
     """
     if isinstance(paths, str | os.PathLike):
         path = _text(paths)
@@ -157,7 +162,9 @@ def _resolve_index(path: str, models: Sequence[str] = ()) -> ModelFiles:
 
 
 def read_index(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT) -> Index:
-    """Read and check an index of at most `limit` bytes. FileError where it cannot be read, FormatError where it is bad."""
+    """Read and check an index of at most `limit` bytes. FileError where it cannot be read, FormatError where
+    it is bad.
+    """
     fd, nbytes, name = open_regular(path)
     try:
         if nbytes > limit:
@@ -230,8 +237,8 @@ def _unsafe(shard: str) -> str | None:
 def verify_index(index: Index | None, headers: Mapping[str, Header], *, strict: bool = True) -> IndexReport:
     """Compare an index with the headers of its shards (by shard name; those not given are not judged).
 
-    A tensor in two files is always refused, also without an index. Else, where index and shards disagree (case C91):
-    FormatError if `strict`, else everything is listed in the report. Pure.
+    A tensor in two files is always refused, also without an index. Else, where index and shards disagree
+    (case C91): FormatError if `strict`, else everything is listed in the report. Pure.
     """
     owner: dict[str, str] = {}
     for shard, header in headers.items():

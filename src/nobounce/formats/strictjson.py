@@ -1,4 +1,6 @@
-"""JSON as files from strangers need it: no key twice, no NaN, no lone surrogate, and only ValueError on failure."""
+"""JSON as files from strangers need it: no key twice, no NaN, no lone surrogate, and only ValueError on
+failure.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any, NoReturn
 
 
 class Repeated:
-    """Stands for an object in which `key` was given twice; kept as a value so that the reader can name the place."""
+    """Stands for an object in which `key` was given twice; kept as a value so that the reader can name the
+    place.
+    """
 
     __slots__ = ("key",)
 
@@ -32,7 +36,7 @@ def _constant(text: str) -> NoReturn:
 
 
 def _integer(text: str) -> int | float:
-    # JSON's "-0" is not the integer 0 to readers in other languages, and Python refuses to convert very long ones
+    # "-0" is a float to readers in other languages, and Python refuses to convert very long integers
     if text == "-0" or len(text) > 40:
         return float(text)
     return int(text)
@@ -48,8 +52,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def loads(text: str) -> Any:
     """The value of `text`, with `Repeated` in the place of objects that give a key twice.
 
-    Integers longer than 40 digits and "-0" come as floats. ValueError (JSONDecodeError where it has a position) for
-    everything that is not strict JSON, including nesting too deep for the parser.
+    Integers longer than 40 digits and "-0" come as floats. ValueError (JSONDecodeError where it has a
+    position) for everything that is not strict JSON, including nesting too deep for the parser.
     """
     decoder = _CAREFUL if _ODD_INTEGER.search(text) else _DECODER
     try:

@@ -10,7 +10,9 @@ from nobounce.formats.strictjson import clip
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies. `start` and `end` are bytes from the start of the data section (`Header.data_offset`)."""
+    """Where a tensor lies. `start` and `end` are bytes from the start of the data section
+    (`Header.data_offset`).
+    """
 
     name: str
     dtype: DType
@@ -35,8 +37,8 @@ class Layout(NamedTuple):
 def layout(dtype_name: Any, dims: Any) -> Layout | str:
     """The layout of a header's dtype and shape as JSON gave them, or the reason why there is none.
 
-    Arithmetic is checked against 64 bits on the non-zero dimensions, so that [2**62, 2**62, 0] is refused although its
-    product is zero (case C16): a reader with machine integers may wrap before it meets the zero.
+    Arithmetic is checked against 64 bits on the non-zero dimensions, so that [2**62, 2**62, 0] is refused
+    although its product is zero (case C16): a reader with machine integers may wrap before it meets the zero.
     """
     if type(dtype_name) is not str:
         return "dtype is not a string"
