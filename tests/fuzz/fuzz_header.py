@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from nobounce import errors
-from nobounce.formats.dtypes import DTYPES
+from nobounce.dtypes import DTYPES
 from nobounce.formats.header import Header, read_header
 from nobounce.formats.index import parse_index
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from nobounce.formats.dtypes import DTYPES, DType
+from nobounce.dtypes import DTYPES, DType
 from nobounce.formats.strictjson import clip
 
 
@@ -52,8 +52,6 @@ def layout(dtype_name: Any, dims: Any) -> Layout | str:
             return "shape holds something else than integers"
         if dim < 0:
             return "shape has a negative dimension"
-        if dim >> 64:
-            return "a dimension of the shape overflows 64 bits"
     bits = dtype.bits
     for dim in dims:
         bits *= dim or 1

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from formats_corpus import entry, file_bytes, parse
 
+from nobounce.dtypes import DTYPES, array_shape, lookup, numpy_dtype, torch_dtype
 from nobounce.errors import ArgumentError
-from nobounce.formats.dtypes import DTYPES, array_shape, lookup, numpy_dtype, torch_dtype
 
 PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nobounce import errors
+from nobounce.dtypes import DTYPES
 from nobounce.formats import fastscan
-from nobounce.formats.dtypes import DTYPES
 from nobounce.formats.header import Header, parse_header, read_header
 
 safetensors = pytest.importorskip("safetensors")
@@ -81,6 +81,7 @@ VALUES = [
     "-0",
     "1.0",
     "true",
+    "false",
     "null",
     '"4"',
     "[]",
