@@ -4,11 +4,13 @@ it.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -379,6 +381,7 @@ def test_a_key_given_twice_is_refused_anywhere(text: str, tensor: str | None) ->
     "value",
     [
         "true",
+        "false",
         "1.0",
         "1e0",
         "-0",
@@ -583,6 +586,20 @@ def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> Non
         read_header_of(tmp_path / "p")
 
 
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regular = os.stat(write(tmp_path, b""))
+    os.mkfifo(tmp_path / "p")
+    monkeypatch.setattr(os, "stat", lambda path: regular)
+    signal.alarm(20)  # without O_NONBLOCK the open waits for a writer, for ever
+    try:
+        with pytest.raises(errors.FileError, match="is a pipe"):
+            read_header_of(str(tmp_path / "p"))
+    finally:
+        signal.alarm(0)
+
+
 def test_devices_and_sockets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.FileError, match="/dev/zero: is a character device"):
         read_header_of("/dev/zero")
@@ -678,6 +695,17 @@ def test_20000_tensors_are_read_fast(capsys: pytest.CaptureFixture[str]) -> None
     with capsys.disabled():
         print(f"\n20,000 tensors, header of {len(raw):,} bytes: {figures} ms")
     assert min(seconds) < 0.4
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        parse({"a": A}, 4)
+        refused("{]")
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
 
 
 def test_1_300_000_tensors_stay_within_memory() -> None:

@@ -177,6 +177,7 @@ def test_a_wrong_total_size_is_a_warning(model: Path) -> None:
 def test_a_shard_name_that_leaves_the_folder_or_is_no_file_name(name: str) -> None:
     caught = refused(json.dumps({"weight_map": {"ok": "m.safetensors", "t": name}}))
     assert caught.tensor == "t"
+    assert ("absolute" in str(caught)) is name.startswith("/")
 
 
 def test_a_shard_in_a_subfolder(tmp_path: Path) -> None:
