@@ -1,0 +1,93 @@
+"""The few libc calls the host runtimes need, through ctypes, which releases the GIL around each of them.
+
+`ctypes.memmove` and `ctypes.memset` hold the GIL (they are PyDLL functions), so they are not used. `mmap.mmap(-1, n)` is
+shared memory, which gets no huge pages: memory is mapped MAP_PRIVATE here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+PAGE = os.sysconf("SC_PAGESIZE")
+HUGE_PAGE = 2 << 20
+
+PROT_NONE = 0
+PROT_READ_WRITE = 3
+_MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x02 | 0x20 | 0x4000
+_MADV_HUGEPAGE = 14
+_MAP_FAILED = ctypes.c_size_t(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_SIZE = ctypes.c_size_t
+_INT = ctypes.c_int
+
+_mmap = _libc.mmap
+_mmap.restype = _SIZE
+_mmap.argtypes = [_SIZE, _SIZE, _INT, _INT, _INT, ctypes.c_long]
+_munmap = _libc.munmap
+_munmap.argtypes = [_SIZE, _SIZE]
+_madvise = _libc.madvise
+_madvise.argtypes = [_SIZE, _SIZE, _INT]
+_mprotect = _libc.mprotect
+_mprotect.argtypes = [_SIZE, _SIZE, _INT]
+
+memcpy = _libc.memcpy
+"""memcpy(dst, src, nbytes); the ranges must not overlap."""
+memcpy.restype = None
+memcpy.argtypes = [_SIZE, _SIZE, _SIZE]
+
+memset = _libc.memset
+"""memset(address, byte, nbytes)."""
+memset.restype = None
+memset.argtypes = [_SIZE, _INT, _SIZE]
+
+
+def round_up(nbytes: int, to: int) -> int:
+    return -(-nbytes // to) * to
+
+
+def map_memory(nbytes: int, protection: int = PROT_READ_WRITE) -> int:
+    """Private anonymous memory of `nbytes` (a multiple of the page size). Raises OSError, usually ENOMEM."""
+    address: int = _mmap(0, nbytes, protection, _MAP_PRIVATE_ANONYMOUS_NORESERVE, -1, 0)
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return address
+
+
+def map_huge(nbytes: int) -> int:
+    """Like `map_memory`, aligned to 2 MiB and advised to huge pages."""
+    wide = map_memory(nbytes + HUGE_PAGE)
+    address = round_up(wide, HUGE_PAGE)
+    if address > wide:
+        _munmap(wide, address - wide)
+    tail = wide + HUGE_PAGE - address
+    if tail:
+        _munmap(address + nbytes, tail)
+    _madvise(address, nbytes, _MADV_HUGEPAGE)  # advice: a kernel without huge pages just says no
+    return address
+
+
+def unmap(address: int, nbytes: int) -> None:
+    _munmap(address, nbytes)
+
+
+def protect(address: int, nbytes: int, protection: int) -> None:
+    _mprotect(address, nbytes, protection)
+
+
+def fill(address: int, value: int, nbytes: int, width: int) -> None:
+    """Repeat `value` of `width` bytes (1, 2 or 4, little endian) over `nbytes`, a multiple of `width`."""
+    pattern = (value & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
+    if pattern == pattern[:1] * width:
+        memset(address, pattern[0], nbytes)
+        return
+    block = pattern * (min(nbytes, 4096) // width)
+    seed = ctypes.create_string_buffer(block, len(block))
+    memcpy(address, ctypes.addressof(seed), len(block))
+    done = len(block)
+    while done < nbytes:  # double what is there: few calls, each without the GIL
+        step = min(done, nbytes - done)
+        memcpy(address + done, address, step)
+        done += step
