@@ -1,0 +1,42 @@
+"""The command line: one verb a file."""
+
+from __future__ import annotations
+
+import typer
+
+from nobounce.cli import config, explain, inspect, load
+
+app = typer.Typer(
+    name="nobounce",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Move data between storage and GPU memory, and see which way every byte went.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("load")(load.command)
+app.command("explain")(explain.command)
+app.command("inspect")(inspect.command)
+app.command("config")(config.command)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from nobounce import __version__
+
+        typer.echo(f"nobounce {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Move data between storage and GPU memory, and see which way every byte went."""
+
+
+def main() -> None:
+    """Entry point of the `nobounce` command."""
+    app()

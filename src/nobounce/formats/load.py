@@ -1,0 +1,259 @@
+"""Load a model file into device memory: headers are checked first, then a few large requests bring everything.
+
+Every header of every file is read and checked before the first transfer, so a bad file moves nothing. Memory: the tensors' own
+bytes, less than a page per file beside them, and one scratch of 16 MiB when tensors must be moved for their alignment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from nobounce.device import Device, default_device
+from nobounce.errors import ArgumentError, FileChangedError, printable
+from nobounce.facts.pagecache import residency
+from nobounce.formats.header import Header, read_header
+from nobounce.formats.index import ModelFiles, resolve, verify_index
+from nobounce.formats.placement import Placement, check_align, place, rounds
+from nobounce.io.file import File
+from nobounce.io.file import open as open_file
+from nobounce.io.prepare import transfer
+from nobounce.io.receipt import Receipt, total
+from nobounce.route.types import Cache, Require
+from nobounce.tensor import Tensor
+
+if TYPE_CHECKING:
+    from nobounce.buffer import Buffer
+
+Framework = Literal["numpy", "torch"]
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Progress = Callable[[str, int], None]
+
+SCRATCH = 16 << 20
+KEEP_OPEN = 16
+RWF_DONTCACHE = 0x80
+
+
+class Model(dict[str, Any]):
+    """The tensors by name, in the order of the files, and how they got here.
+
+    Attributes: `receipt` (one Receipt for everything), `receipts` (one for each file), `device`, `metadata` (of the
+    headers, first file wins), `warnings`.
+    """
+
+    receipt: Receipt
+    receipts: tuple[Receipt, ...]
+    device: Device
+    metadata: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+class Opened:
+    """A checked file of the model; descriptors are bounded, so it may be closed and opened again."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = open_file(path)
+        try:
+            self._identity = self._look()
+            self.header = self._read_header()
+            self._check()
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _look(self) -> tuple[int, int, int, int]:
+        status = os.fstat(self.file.fileno())
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _read_header(self) -> Header:
+        fd, nbytes = self.file.fileno(), self._identity[2]
+        cold = residency(fd, 0, nbytes).resident_bytes == 0
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        try:
+            return read_header(_QuietReader(fd), path=self.path, file_nbytes=nbytes)
+        finally:
+            if cold:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _check(self) -> None:
+        now = self._look()
+        if now != self._identity:
+            what = (
+                f"its size went from {self._identity[2]} to {now[2]} bytes"
+                if now[2] != self._identity[2]
+                else "it was written to"
+            )
+            raise FileChangedError(
+                f"{printable(self.path)}: the file changed while it was being loaded: {what}",
+                errno.ESTALE,
+                self.path,
+            )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[File]:
+        """The file, open; checks before and after that it is still the one whose header was read."""
+        if self.file.closed:
+            self.file = open_file(self.path)
+        try:
+            self._check()
+            yield self.file
+            self._check()
+        finally:
+            self.file.close()
+
+
+class _QuietReader:
+    """Reads the header without leaving it in the page cache where the kernel can (RWF_DONTCACHE, Linux 6.14)."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._position, self._flags = fd, 0, RWF_DONTCACHE
+
+    def read(self, nbytes: int, /) -> bytes:
+        buffer = bytearray(nbytes)
+        try:
+            moved = os.preadv(self._fd, [buffer], self._position, self._flags)
+        except OSError as e:
+            if not self._flags or e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            self._flags = 0
+            moved = os.preadv(self._fd, [buffer], self._position)
+        self._position += moved
+        del buffer[moved:]
+        return bytes(buffer)
+
+
+def open_model(paths: Paths) -> tuple[ModelFiles, list[Opened]]:
+    """Resolve `paths` and read and check every header. At most `KEEP_OPEN` files stay open.
+
+    Raises FileError, FormatError and ArgumentError; on an error nothing stays open.
+    """
+    files = resolve(paths)
+    opened: list[Opened] = []
+    try:
+        for shard in files.shards:
+            one = Opened(shard.path)
+            opened.append(one)
+            if len(files.shards) > KEEP_OPEN:
+                one.file.close()
+        verify_index(files.index, {s.name: o.header for s, o in zip(files.shards, opened, strict=True)})
+    except BaseException:
+        close_model(opened)
+        raise
+    return files, opened
+
+
+def close_model(opened: list[Opened]) -> None:
+    """Close the files of `open_model`."""
+    for one in opened:
+        one.file.close()
+
+
+def load(
+    paths: Paths,
+    *,
+    device: str | Device | None = None,
+    framework: Framework | None = None,
+    require: Require = "auto",
+    cache: Cache = "auto",
+    align: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Load safetensors files into memory of `device`; returns a Model: a dict of name -> tensor with a `receipt`.
+
+    `paths` is a file, a folder (with an index or not) or several files. `device` is a name such as "cpu" or "cuda:0"
+    (default: the first GPU that works, else cpu). `framework` None gives nobounce.Tensor, "numpy" arrays (bf16 and FP8
+    by ml_dtypes), "torch" tensors, without another copy where the framework can see the memory. `require="fastpath"`
+    raises RouteError unless every byte of the data section can go direct. `align` asks that each tensor begin at a
+    multiple of so many bytes. `progress(backend, nbytes)` is called from I/O threads as bytes arrive.
+
+    Raises FormatError for a file that is not what it claims (before anything moves), FileError, FileChangedError,
+    RouteError, TransferError, OutOfMemoryError, UnavailableError. A failed load leaves nothing behind.
+    """
+    if framework not in (None, "numpy", "torch"):
+        raise ArgumentError(f"framework={framework!r} is not numpy or torch")
+    want = check_align(align)
+    target = (
+        device if isinstance(device, Device) else Device(device) if device is not None else default_device()
+    )
+    files, opened = open_model(paths)
+    model = Model()
+    model.device, model.metadata = target, {}
+    model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))
+    receipts: list[Receipt] = []
+    try:
+        for one in opened:
+            receipts.append(_load_one(model, one, target, framework, require, cache, want, progress))
+            model.metadata = {**one.header.metadata, **model.metadata}
+    finally:
+        close_model(opened)
+    model.receipts = tuple(receipts)
+    model.receipt = total(receipts)
+    return model
+
+
+def grain_of(file: File) -> int:
+    """Alignment in bytes that direct requests to this file keep; at least a page (case C69: never assume 4096)."""
+    facts = file.facts()
+    return max(4096, facts.dio_offset_align or 0, facts.dio_mem_align or 0)
+
+
+def _load_one(
+    model: Model,
+    one: Opened,
+    device: Device,
+    framework: Framework | None,
+    require: Require,
+    cache: Cache,
+    align: int,
+    progress: Progress | None,
+) -> Receipt:
+    with one.reading() as file:
+        spot = place(one.header, align=align, grain=grain_of(file))
+        slab = device.allocate(spot.slab_nbytes)
+        try:
+            where = spot.nbytes, spot.file_offset, 0
+            receipt = transfer(file, "read", slab, where, require, cache, progress=progress)
+        except BaseException:
+            slab.close()
+            raise
+        if receipt.nbytes < spot.needed:
+            slab.close()
+            at = spot.file_offset + receipt.nbytes
+            raise FileChangedError(
+                f"{printable(one.path)}: the file ended at offset {at} of {one.header.file_nbytes} while it was read",
+                errno.ESTALE,
+                one.path,
+            )
+    if spot.moves:
+        _move(slab, spot, device)
+    _hand_out(model, one.header, spot, slab, framework)
+    return receipt
+
+
+def _move(slab: Buffer, spot: Placement, device: Device) -> None:
+    """Move misaligned tensors to their places, through a scratch in device memory, in stream order."""
+    runtime, base = device._runtime, slab.handle
+    largest = min(SCRATCH, sum(m.nbytes for m in spot.moves))
+    with device.allocate(largest) as scratch, device.create_stream() as stream:
+        for group in rounds(spot.moves, largest):
+            out, back, position = [], [], scratch.handle
+            for move in group:
+                out.append((position, base + move.src, move.nbytes))
+                back.append((base + move.dst, position, move.nbytes))
+                position += move.nbytes
+            runtime.copy_batch(out, stream.handle)
+            runtime.copy_batch(back, stream.handle)
+        stream.sync()
+
+
+def _hand_out(
+    model: Model, header: Header, spot: Placement, slab: Buffer, framework: Framework | None
+) -> None:
+    make = Tensor.maker(slab, framework)
+    for info, offset in zip(header.tensors.values(), spot.offsets, strict=True):
+        model[info.name] = make(offset, info.shape, info.dtype, info.nbytes)
+    slab.close()

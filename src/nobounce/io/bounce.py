@@ -1,0 +1,118 @@
+"""The bounce ring of a device: pinned host memory that fallback relays through, made once and bounded.
+
+Pinning runs at 1.5 GiB/s, so slots are made on first need, kept, and never made per call (J-15, J-21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nobounce.errors import OutOfMemoryError
+from nobounce.runtimes.base import Runtime
+
+SLOT_NBYTES = 4 << 20
+MAX_SLOTS = 32
+
+
+class Ring:
+    """Pinned slots of `SLOT_NBYTES` bytes for one device, at most `MAX_SLOTS`, each with an event for its last copy."""
+
+    def __init__(
+        self, runtime: Runtime, device: int, *, slot_nbytes: int = SLOT_NBYTES, most: int = MAX_SLOTS
+    ) -> None:
+        self.runtime, self.device, self.slot_nbytes, self.most = runtime, device, slot_nbytes, most
+        self._changed = runtime.scheduler.condition()
+        self._free: list[tuple[int, int]] = []
+        self._made = self._streams_made = 0
+        self._streams: list[int] = []
+
+    def acquire(self, *, wait: bool) -> tuple[int, int] | None:
+        """A free slot as (address, event); None when there is none and `wait` is False.
+
+        Raises OutOfMemoryError when not even one slot can be pinned.
+        """
+        with self._changed:
+            while True:
+                if self._free:
+                    return self._free.pop()
+                if self._made < self.most:
+                    self._made += 1
+                    break
+                if not wait:
+                    return None
+                self._changed.wait()
+        return self._make() or self._after_failure(wait)
+
+    def prepare(self, slots: int, streams: int) -> None:
+        """Make this many slots and copy streams now, so that nothing is allocated while a stream is held at a gate."""
+        with self._changed:
+            missing = max(0, min(slots, self.most) - self._made)
+            self._made += missing
+            wanted = max(0, streams - self._streams_made)
+            self._streams_made += wanted
+        made = [self._make() for _ in range(missing)]
+        new = [self.runtime.stream_create(self.device, nonblocking=True) for _ in range(wanted)]
+        with self._changed:
+            self._free += [slot for slot in made if slot is not None]
+            self._made -= made.count(None)
+            self._streams += new
+            self._changed.notify_all()
+            if self._made == 0:
+                raise OutOfMemoryError(
+                    f"cannot pin a bounce buffer of {self.slot_nbytes} bytes on {self.runtime.name}"
+                )
+
+    def _make(self) -> tuple[int, int] | None:
+        try:
+            address = self.runtime.alloc_pinned(self.slot_nbytes)
+        except OutOfMemoryError:
+            return None
+        return address, self.runtime.event_create(self.device, timing=False)
+
+    def _after_failure(self, wait: bool) -> tuple[int, int] | None:
+        with self._changed:
+            self._made -= 1
+            self.most = max(self._made, 1)
+            if self._made == 0:
+                raise OutOfMemoryError(
+                    f"cannot pin a bounce buffer of {self.slot_nbytes} bytes on {self.runtime.name}"
+                )
+        return self.acquire(wait=wait)
+
+    def release(self, slot: tuple[int, int]) -> None:
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify()
+
+    def copy_stream(self) -> int:
+        """A private non-blocking stream, to be given back with `return_stream`."""
+        with self._changed:
+            if self._streams:
+                return self._streams.pop()
+            self._streams_made += 1
+        return self.runtime.stream_create(self.device, nonblocking=True)
+
+    def return_stream(self, stream: int) -> None:
+        with self._changed:
+            self._streams.append(stream)
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of pinned memory the ring holds."""
+        return self._made * self.slot_nbytes
+
+
+class Rings:
+    """One ring per device."""
+
+    def __init__(self, lock: Callable[[], object]) -> None:
+        self._rings: dict[tuple[int, int], Ring] = {}
+        self._lock = lock()
+
+    def get(self, runtime: Runtime, device: int) -> Ring:
+        key = (id(runtime), device)
+        ring = self._rings.get(key)
+        if ring is None:
+            with self._lock:  # type: ignore[attr-defined]
+                ring = self._rings.setdefault(key, Ring(runtime, device))
+        return ring

@@ -1,0 +1,126 @@
+"""The process's pool of I/O threads, lazily made, bounded, and made anew in a forked child.
+
+A waiting caller works too, so a small transfer never changes threads. Threads start when work is waiting and nobody is
+idle: many streams held at their gates cost nothing, and N transfers under way at once do not queue behind each other.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from typing import Protocol
+
+from nobounce.clock import THREADS, Scheduler
+from nobounce.config import settings
+from nobounce.io.bounce import Rings
+from nobounce.io.job import Job
+from nobounce.runtimes.base import Runtime
+
+MAX_THREADS = 32
+
+
+def default_width() -> int:
+    """Threads one transfer uses: 4 on 2 cores, 12 on 16 (design section 5's figures)."""
+    chosen = settings().io_threads
+    if chosen:
+        return chosen
+    return max(4, min(12, len(os.sched_getaffinity(0))))
+
+
+class Work(Protocol):
+    """Something I/O threads can take part in: `tickets` of them at most."""
+
+    @property
+    def tickets(self) -> int: ...
+
+    def work(self) -> None: ...
+
+
+class Engine:
+    """A pool of I/O threads and the bounce rings they share."""
+
+    def __init__(self, scheduler: Scheduler = THREADS, *, most: int = 0) -> None:
+        self.scheduler = scheduler
+        self.rings = Rings(scheduler.lock)
+        self._most = most or max(MAX_THREADS, settings().io_threads)
+        self._changed = scheduler.condition()
+        self._tickets: deque[Work] = deque()
+        self._idle = self._threads = 0
+        self._stopped = False
+
+    def run(self, job: Job) -> None:
+        """Carry the job out and return when it is done; the caller's thread works too."""
+        job.begin()
+        self.assist(job)
+        try:
+            job.work()
+        finally:
+            job.wait()
+
+    def submit(self, work: Work) -> None:
+        """Have the pool carry the work out."""
+        self._offer(work, max(1, work.tickets))
+
+    def assist(self, job: Work) -> None:
+        """Offer the job to other threads; the caller's own is about to work on it."""
+        self._offer(job, job.tickets - 1)
+
+    def close(self) -> None:
+        """Let idle threads end; jobs under way finish. A closed engine takes no more work."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _offer(self, job: Work, tickets: int) -> None:
+        if tickets <= 0:
+            return
+        spawn = 0
+        with self._changed:
+            self._tickets.extend([job] * tickets)
+            spawn = max(0, min(len(self._tickets) - self._idle, self._most - self._threads))
+            self._threads += spawn
+            self._changed.notify(tickets)
+        for _ in range(spawn):
+            self.scheduler.spawn(self._serve, name="nobounce-io")
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                while not self._tickets and not self._stopped:
+                    self._changed.wait()
+                self._idle -= 1
+                if not self._tickets:
+                    self._threads -= 1
+                    return
+                job = self._tickets.popleft()
+            job.work()
+            del job
+
+
+_engine: Engine | None = None
+_private: weakref.WeakKeyDictionary[Runtime, Engine] = weakref.WeakKeyDictionary()
+"""Engines of runtimes that bring a scheduler of their own (the seeded stepper)."""
+
+
+def engine_for(runtime: Runtime) -> Engine:
+    """The process's engine, or the runtime's own where it does not live in real time."""
+    global _engine
+    if runtime.scheduler is not THREADS:
+        found = _private.get(runtime)
+        if found is None:
+            found = _private[runtime] = Engine(runtime.scheduler)
+        return found
+    if _engine is None:
+        _engine = Engine()
+    return _engine
+
+
+def _forget() -> None:
+    global _engine
+    _engine = None
+    _private.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

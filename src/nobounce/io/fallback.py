@@ -1,0 +1,197 @@
+"""The backend through host memory: pread and pwrite, with a relay through the bounce ring where the host cannot reach the
+device's memory (on `cpu` it can: there the page cache alone is on the way).
+
+With cache="avoid" nothing stays in the page cache: RWF_DONTCACHE (Linux 6.14) drops what the call itself brought in and leaves
+what was there; where a kernel or file system lacks it, pages that were not resident before are dropped after.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+
+from nobounce.facts.pagecache import residency
+from nobounce.io.bounce import Ring
+from nobounce.io.target import Chunk, Piece, Target
+from nobounce.route.types import MAX_RW_COUNT
+from nobounce.runtimes import rawio
+
+RWF_DONTCACHE = 0x80
+
+_no_dontcache: set[int] = set()
+"""st_dev of file systems that refused RWF_DONTCACHE."""
+
+
+class Straight:
+    """Fallback into memory that the host can reach."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
+        """Move the chunk; returns its piece and where the file ended, if it did. Raises PartialError."""
+        t = self._target
+        moved, ended, error = _host_io(t, t.address + chunk.buffer_offset, chunk.file_offset, chunk.nbytes)
+        pieces = (
+            [Piece("fallback", chunk.file_offset, chunk.buffer_offset, moved, chunk.reason, False)]
+            if moved
+            else []
+        )
+        if error is not None:
+            raise PartialError(error, pieces) from error
+        return pieces, chunk.file_offset + moved if ended else None
+
+    def flush(self) -> list[Piece]:
+        """Nothing is ever under way here."""
+        return []
+
+
+class Relay:
+    """One worker's share of a relayed transfer. Copies to the device run behind the reads; `flush` waits for them."""
+
+    def __init__(self, target: Target, ring: Ring) -> None:
+        self._target, self._ring = target, ring
+        self._stream: int | None = None
+        self._pending: deque[tuple[tuple[int, int], Piece]] = deque()
+
+    def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
+        """Move the chunk; returns the pieces complete by now and where the file ended, if it did.
+
+        A read's piece may come out of a later call or of `flush`. Raises PartialError and DeviceError.
+        """
+        return self._read(chunk) if self._target.op == "read" else self._write(chunk)
+
+    def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
+        t, ring = self._target, self._ring
+        pieces: list[Piece] = []
+        done, ended = 0, False
+        while done < chunk.nbytes and not ended:
+            slot = self._slot(pieces)
+            n = min(ring.slot_nbytes, chunk.nbytes - done)
+            moved, ended, error = _host_io(t, slot[0], chunk.file_offset + done, n)
+            if moved:
+                try:
+                    t.runtime.copy_async(
+                        t.address + chunk.buffer_offset + done, slot[0], moved, self._copies()
+                    )
+                    t.runtime.event_record(slot[1], self._copies())
+                except BaseException:
+                    ring.release(slot)
+                    raise
+                at = chunk.file_offset + done, chunk.buffer_offset + done
+                self._pending.append((slot, Piece("fallback", *at, moved, chunk.reason, True)))
+            else:
+                ring.release(slot)
+            done += moved
+            if error is not None:
+                raise PartialError(error, pieces) from error
+        return pieces, chunk.file_offset + done if ended else None
+
+    def _write(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
+        t, ring = self._target, self._ring
+        pieces: list[Piece] = []
+        done = 0
+        while done < chunk.nbytes:
+            slot = self._slot(pieces)
+            try:
+                n = min(ring.slot_nbytes, chunk.nbytes - done)
+                t.runtime.copy_async(slot[0], t.address + chunk.buffer_offset + done, n, self._copies())
+                t.runtime.event_record(slot[1], self._copies())
+                t.runtime.event_sync(slot[1])
+                moved, _, error = _host_io(t, slot[0], chunk.file_offset + done, n)
+            finally:
+                ring.release(slot)
+            if moved:
+                at = chunk.file_offset + done, chunk.buffer_offset + done
+                pieces.append(Piece("fallback", *at, moved, chunk.reason, True))
+            done += moved
+            if error is not None:
+                raise PartialError(error, pieces) from error
+        return pieces, None
+
+    def _copies(self) -> int:
+        if self._stream is None:
+            self._stream = self._ring.copy_stream()
+        return self._stream
+
+    def _slot(self, finished: list[Piece]) -> tuple[int, int]:
+        while True:
+            if len(self._pending) < max(1, self._target.slots):
+                slot = self._ring.acquire(wait=not self._pending)
+                if slot is not None:
+                    return slot
+            finished.append(self._settle())
+
+    def _settle(self) -> Piece:
+        slot, piece = self._pending.popleft()
+        try:
+            self._target.runtime.event_sync(slot[1])
+        finally:
+            self._ring.release(slot)
+        return piece
+
+    def flush(self) -> list[Piece]:
+        """Wait for every copy under way and give the stream back; returns their pieces."""
+        pieces = []
+        try:
+            while self._pending:
+                pieces.append(self._settle())
+        finally:
+            if self._stream is not None:
+                self._ring.return_stream(self._stream)
+                self._stream = None
+        return pieces
+
+
+def mover(target: Target) -> Straight | Relay:
+    """A worker's own fallback for this target."""
+    return Straight(target) if target.ring is None else Relay(target, target.ring)
+
+
+class PartialError(Exception):
+    """An OSError met after `pieces` had moved."""
+
+    def __init__(self, error: OSError, pieces: list[Piece]) -> None:
+        super().__init__(str(error))
+        self.error, self.pieces = error, pieces
+
+
+def _host_io(t: Target, address: int, file_offset: int, nbytes: int) -> tuple[int, bool, OSError | None]:
+    """pread or pwrite until done: (bytes moved, end of file met, error)."""
+    call = rawio.pread_into if t.op == "read" else rawio.pwrite_from
+    flags, drop_after = _cache_policy(t, file_offset, nbytes)
+    done = 0
+    ended = False
+    while done < nbytes:
+        ask = min(nbytes - done, t.max_nbytes, MAX_RW_COUNT)
+        try:
+            moved = call(t.buffered_fd, address + done, ask, file_offset + done, flags)
+        except OSError as e:
+            if e.errno == errno.EINTR:
+                continue
+            if flags and e.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                _no_dontcache.add(os.fstat(t.buffered_fd).st_dev)
+                flags, drop_after = _cache_policy(t, file_offset, nbytes)
+                continue
+            return done, False, e
+        if moved == 0:
+            if t.op == "write":
+                return done, False, OSError(errno.EIO, "pwrite wrote nothing")
+            ended = True
+            break
+        done += moved
+    if drop_after and done:
+        os.posix_fadvise(t.buffered_fd, file_offset, done, os.POSIX_FADV_DONTNEED)
+    return done, ended, None
+
+
+def _cache_policy(t: Target, file_offset: int, nbytes: int) -> tuple[int, bool]:
+    """(flags for preadv2/pwritev2, whether to drop the range after)."""
+    if not t.drop_cache:
+        return 0, False
+    if not _no_dontcache or os.fstat(t.buffered_fd).st_dev not in _no_dontcache:
+        return RWF_DONTCACHE, False
+    if t.op == "write":
+        return 0, False
+    return 0, residency(t.buffered_fd, file_offset, nbytes).resident_bytes == 0

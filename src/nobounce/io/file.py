@@ -1,0 +1,363 @@
+"""File: an open file with its buffered and its direct descriptor.
+
+A descriptor is either buffered or O_DIRECT for its whole life, so both flavours are kept. The one that the caller did not
+bring is opened through /proc/self/fd when it is first needed (hipFile A-25, but lazily: J-32); a descriptor of the caller is
+duplicated, and its flags are never changed. Where the second one cannot be had, that is a refusal, not an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import stat
+import threading
+from types import TracebackType
+from typing import Any
+
+from nobounce.buffer import as_buffer
+from nobounce.device import Device
+from nobounce.errors import ArgumentError, ClosedError, FileError, printable
+from nobounce.facts.file import examine
+from nobounce.facts.probe import probe_direct
+from nobounce.facts.source import LiveSource
+from nobounce.facts.types import FileFacts
+from nobounce.io.prepare import make_request, memory_of, transfer
+from nobounce.io.receipt import Receipt
+from nobounce.io.submit import Params, submit
+from nobounce.io.transfer import Transfer
+from nobounce.route.judge import judge
+from nobounce.route.types import Cache, MemoryFacts, MemoryKind, Op, Require, Route
+
+_MODES = {
+    "r": os.O_RDONLY,
+    "r+": os.O_RDWR,
+    "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "w+": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    "x+": os.O_RDWR | os.O_CREAT | os.O_EXCL,
+}
+_SOURCE = LiveSource()
+_probed: dict[int, str] = {}
+"""Outcome of the direct probe by st_dev."""
+
+
+def open(path: str | os.PathLike[str] | int, mode: str = "r") -> File:  # noqa: A001 - named as its users know it
+    """Open a file for transfers.
+
+    `path` may be a descriptor: it is duplicated and stays the caller's. Modes are r, r+, w, w+, x, x+ (always binary).
+    Raises FileError (also FileNotFoundError, IsADirectoryError, PermissionError) and ArgumentError for a mode.
+    """
+    if isinstance(path, int):
+        return File.from_fd(path)
+    name = os.fspath(path)
+    flags = _MODES.get(mode.replace("b", ""))
+    if flags is None:
+        raise ArgumentError(f"mode {mode!r} is not one of {', '.join(_MODES)}")
+    try:
+        # A pipe would block in open() until somebody writes: look before opening.
+        with contextlib.suppress(FileNotFoundError):
+            _check_kind(os.stat(name).st_mode, name)
+        fd = os.open(name, flags | os.O_CLOEXEC, 0o666)
+    except OSError as e:
+        if isinstance(e, FileError):
+            raise
+        raise FileError.from_oserror(e, name, "open") from e
+    return File(fd, name)
+
+
+def _check_kind(mode: int, name: str) -> None:
+    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise FileError.from_oserror(IsADirectoryError(errno.EISDIR, ""), name, "open")
+    kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "character device"
+    raise FileError(
+        f"{printable(name)}: is a {kind}, which has no offsets to read or write at: use a regular file or a block device",
+        errno.ESPIPE,
+        name,
+    )
+
+
+class File:
+    """An open file. Reads and writes take any buffer: a Buffer, an array of the host or of a device, a tensor."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        self._lock = threading.Lock()
+        self._fds: dict[str, int] = {}
+        self._closed = False
+        self._in_flight = 0
+        self._facts: FileFacts | None = None
+        self._direct_errno: int | None = None
+        self.name = name
+        self._failed: dict[str, int] = {}
+        flavour = "direct" if _status_flags(fd) & os.O_DIRECT else "buffered"
+        self._fds[flavour] = fd
+        try:
+            status = os.fstat(fd)
+            _check_kind(status.st_mode, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._device_id = status.st_dev
+
+    @classmethod
+    def from_fd(cls, fd: int, name: str | None = None) -> File:
+        """A File over a duplicate of the caller's descriptor, whose flags stay as they are. Raises FileError."""
+        if name is None:
+            try:
+                name = os.readlink(f"/proc/self/fd/{fd}")
+            except OSError:
+                name = f"fd {fd}"
+        try:
+            own = _duplicate(fd)
+        except OSError as e:
+            raise FileError.from_oserror(e, name, "duplicate the descriptor of") from e
+        return cls(own, name)
+
+    # descriptors and facts
+
+    def fileno(self) -> int:
+        """The descriptor the file was opened with."""
+        self._check_open()
+        return next(iter(self._fds.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """The size now, in bytes (of a block device too)."""
+        fd = self.fileno()
+        status = os.fstat(fd)
+        return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def _descriptor(self, flavour: str) -> int:
+        """The buffered or direct descriptor, opened on first need; -1 where it cannot be had."""
+        fd = self._fds.get(flavour)
+        if fd is not None:
+            return fd
+        with self._lock:
+            self._check_open()
+            fd = self._fds.get(flavour)
+            if fd is None:
+                own = next(iter(self._fds.values()))
+                flags = _status_flags(own) & (os.O_ACCMODE | os.O_SYNC | os.O_DSYNC)
+                try:
+                    fd = os.open(
+                        f"/proc/self/fd/{own}",
+                        flags | os.O_CLOEXEC | (os.O_DIRECT if flavour == "direct" else 0),
+                    )
+                except OSError as e:
+                    self._direct_errno = e.errno
+                    fd = -1
+                self._fds[flavour] = fd
+            return fd
+
+    def facts(self, *, direct: bool = True) -> FileFacts:
+        """What is known about the file; with `direct`, the direct descriptor is opened and, where needed, probed."""
+        self._check_open()
+        known = self._facts
+        if known is None:
+            known = examine(_SOURCE, self.fileno(), path=self.name)
+        if direct and known.direct_fd == "unknown":
+            fd = self._descriptor("direct")
+            if fd < 0:
+                known = dataclasses.replace(known, direct_fd="refused", direct_errno=self._direct_errno)
+            else:
+                known = dataclasses.replace(known, direct_fd="ok", direct_probe=self._probe(known, fd))
+        self._facts = known
+        return dataclasses.replace(known, nbytes=self.nbytes)
+
+    def _probe(self, known: FileFacts, fd: int) -> Any:
+        if known.dio_offset_align is not None or known.filesystem.memory or known.access_mode == "w":
+            return "unknown"
+        outcome = _probed.get(self._device_id)
+        if outcome is None:
+            outcome = probe_direct(fd)
+            if outcome != "unknown":
+                _probed[self._device_id] = outcome
+        return outcome
+
+    # transfers
+
+    def read(
+        self,
+        buffer: Any,
+        *,
+        nbytes: int | None = None,
+        file_offset: int = 0,
+        buffer_offset: int = 0,
+        require: Require = "auto",
+        cache: Cache = "avoid",
+    ) -> Receipt:
+        """Read `nbytes` bytes (default: the rest of the buffer) at `file_offset` into the buffer; returns the Receipt.
+
+        Short at the end of the file: `receipt.nbytes` tells. `require="fastpath"` never falls back: it raises
+        RouteError before anything moves. `cache="avoid"` leaves no page behind, "use" reads through the page cache,
+        "auto" takes from it what it already holds. Raises ArgumentError, RouteError, TransferError (with the receipt of
+        what had moved), ClosedError.
+        """
+        return transfer(self, "read", buffer, (nbytes, file_offset, buffer_offset), require, cache)
+
+    def write(
+        self,
+        buffer: Any,
+        *,
+        nbytes: int | None = None,
+        file_offset: int = 0,
+        buffer_offset: int = 0,
+        require: Require = "auto",
+        cache: Cache = "avoid",
+        fsync: bool = False,
+    ) -> Receipt:
+        """Write `nbytes` bytes (default: the rest of the buffer) at `file_offset`; returns the Receipt.
+
+        With `fsync` the data is on the disk when the call returns: one fdatasync at the end. Unaligned edges are
+        written buffered, so bytes beside them are safe. Raises as `read` does.
+        """
+        return transfer(
+            self, "write", buffer, (nbytes, file_offset, buffer_offset), require, cache, fsync=fsync
+        )
+
+    def explain(
+        self,
+        buffer: Any,
+        *,
+        op: Op = "read",
+        nbytes: int | None = None,
+        file_offset: int = 0,
+        buffer_offset: int = 0,
+        require: Require = "auto",
+        cache: Cache = "avoid",
+    ) -> Route:
+        """The route a request would take, before any I/O. Raises as `read` does.
+
+        `buffer` may be a Device: then the route is that of a fresh buffer there, of `nbytes` bytes (default: the rest of the
+        file), and nothing is allocated.
+        """
+        if isinstance(buffer, Device):
+            size = max(0, self.nbytes - file_offset) if nbytes is None else nbytes
+            memory = MemoryFacts(MemoryKind.DEVICE, 0, buffer_offset + max(size, 0), buffer.name)
+            return judge(
+                make_request(self, op, memory, buffer, (size, file_offset, buffer_offset), require, cache)
+            )
+        view = as_buffer(buffer, write=op == "read")
+        where = nbytes, file_offset, buffer_offset
+        return judge(make_request(self, op, memory_of(view), view.device, where, require, cache))
+
+    def sync(self) -> None:
+        """Put written data on the disk (fdatasync). Raises FileError."""
+        try:
+            os.fdatasync(self.fileno())
+        except OSError as e:
+            raise FileError.from_oserror(e, self.name, "sync") from e
+
+    def truncate(self, nbytes: int) -> None:
+        """Set the size in bytes. Raises FileError."""
+        try:
+            os.ftruncate(self.fileno(), nbytes)
+        except OSError as e:
+            raise FileError.from_oserror(e, self.name, f"set the size to {nbytes} of") from e
+
+    def read_async(
+        self,
+        buffer: Any,
+        *,
+        stream: Any,
+        nbytes: Any = None,
+        file_offset: Any = 0,
+        buffer_offset: Any = 0,
+        require: Require = "auto",
+        cache: Cache = "avoid",
+        bytes_done: Any = None,
+    ) -> Transfer:
+        """Read in stream order: after everything before it on `stream`, before everything after. Returns at once.
+
+        `nbytes`, `file_offset` and `buffer_offset` may be late-bound (a Cell, a ctypes integer, a 0-d integer array):
+        checked now, and read again when the stream gets here unless it is registered with the FIXED flag. `bytes_done`, if
+        given, is set at the end: the count, or minus the errno. Raises ArgumentError and RouteError now; what happens
+        later comes out of the Transfer.
+        """
+        given = Params(nbytes, file_offset, buffer_offset, bytes_done)
+        return submit(self, "read", buffer, stream, given, require, cache, False)
+
+    def write_async(
+        self,
+        buffer: Any,
+        *,
+        stream: Any,
+        nbytes: Any = None,
+        file_offset: Any = 0,
+        buffer_offset: Any = 0,
+        require: Require = "auto",
+        cache: Cache = "avoid",
+        fsync: bool = False,
+        bytes_done: Any = None,
+    ) -> Transfer:
+        """Write in stream order; parameters as in `read_async`, `fsync` as in `write`."""
+        given = Params(nbytes, file_offset, buffer_offset, bytes_done)
+        return submit(self, "write", buffer, stream, given, require, cache, fsync)
+
+    # lifetime
+
+    def _enter(self) -> None:
+        with self._lock:
+            self._check_open()
+            self._in_flight += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._in_flight -= 1
+            last = self._closed and self._in_flight == 0
+        if last:
+            self._close_descriptors()
+
+    def close(self) -> None:
+        """Close; transfers under way finish first, on their own. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            busy = self._in_flight > 0
+        if not busy:
+            self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for fd in self._fds.values():
+            if fd >= 0:
+                os.close(fd)
+        self._fds.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{printable(self.name)} is closed")
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<nobounce.File {printable(self.name)!r}{' closed' if self._closed else ''}>"
+
+
+def _status_flags(fd: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_GETFL)
+
+
+def _duplicate(fd: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)

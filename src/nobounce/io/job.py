@@ -1,0 +1,352 @@
+"""One transfer being carried out: workers claim its chunks until none is left, and the last one out makes the receipt.
+
+Nothing is allocated or pinned here per byte. A job never blocks a worker on another job.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from nobounce.clock import Scheduler
+from nobounce.errors import DeviceError, InternalError, TransferError
+from nobounce.facts.pagecache import residency
+from nobounce.io import fallback, fastpath
+from nobounce.io.evidence import MIN_NBYTES, Meter
+from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
+from nobounce.io.target import Chunk, Piece, Target
+from nobounce.route.types import Reason
+
+RETRIED = Reason("direct-failed", "the direct path failed and fallback repeated the bytes in their place")
+PAGE = 4096
+
+
+class Job:
+    """A route under way: made, begun, worked on by any number of threads, done."""
+
+    def __init__(
+        self,
+        target: Target,
+        chunks: list[Chunk],
+        epilogue: list[Chunk],
+        *,
+        file_offset: int,
+        requested: int,
+        width: int,
+        scheduler: Scheduler,
+        fsync: bool = False,
+        keep: object = None,
+        on_direct_failure: Callable[[int], None] | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.target, self.width = target, width
+        self._chunks, self._epilogue = chunks, epilogue
+        self._file_offset, self._requested, self._fsync = file_offset, requested, fsync
+        self._scheduler, self._keep = scheduler, keep
+        self._on_direct_failure, self._progress = on_direct_failure, progress
+        self._on_done: Callable[[Job], None] | None = None
+        self._changed = scheduler.condition()
+        self._next = self._active = 0
+        self._pieces: list[Piece] = []
+        self._retries: list[Retry] = []
+        self._failure: tuple[int, BaseException] | None = None
+        self._end: int | None = None
+        self._direct_errno: int | None = None
+        self._closed = self.done = False
+        self._metered, self._meter_usable = 0, True
+        self._direct_nbytes = sum(c.nbytes for c in chunks if c.backend == "fastpath")
+        self._watch = self._direct_nbytes >= MIN_NBYTES
+        self._resident_before: int | None = None
+        self.queued_at = scheduler.now()
+        self.started_at = self.ended_at = self.queued_at
+        self.receipt: Receipt | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def tickets(self) -> int:
+        """How many workers the job can use."""
+        return min(self.width, len(self._chunks))
+
+    def begin(self, on_done: Callable[[Job], None] | None = None) -> None:
+        """Once, before any thread works: the transfer starts now. `on_done(job)` is called at its end."""
+        self._on_done = on_done
+        self.started_at = self._scheduler.now()
+        if self._watch:
+            self._resident_before = self._resident()
+
+    # workers
+
+    def work(self) -> None:
+        """Move chunks until none is left; any number of threads may be in here."""
+        with self._changed:
+            if self._closed:
+                return
+            self._active += 1
+        worker = _Worker(self)
+        try:
+            while (chunk := self._claim()) is not None:
+                worker.move(chunk)
+        except BaseException:
+            # An exception from outside (KeyboardInterrupt in the caller's thread) ends the job, not the process's pool.
+            self._fail(self._file_offset, InternalError("the transfer was interrupted"))
+            raise
+        finally:
+            worker.close()
+            with self._changed:
+                self._active -= 1
+                last = self._active == 0 and not self._claimable()
+                if last:
+                    self._closed = True
+            if last:
+                self._finish()
+
+    def wait(self) -> None:
+        """Block until the job is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.done)
+
+    def _claimable(self) -> bool:
+        return (
+            self._next < len(self._chunks)
+            and self._failure is None
+            and (self._end is None or self._chunks[self._next].file_offset < self._end)
+        )
+
+    def _claim(self) -> Chunk | None:
+        with self._changed:
+            if not self._claimable():
+                return None
+            chunk = self._chunks[self._next]
+            self._next += 1
+            return chunk
+
+    def _moved(self, pieces: list[Piece]) -> None:
+        if pieces:
+            with self._changed:
+                self._pieces += pieces
+            if self._progress is not None:
+                for piece in pieces:
+                    self._progress(piece.backend, piece.nbytes)
+
+    def _ended_at(self, position: int) -> None:
+        with self._changed:
+            self._end = position if self._end is None else min(self._end, position)
+
+    def _fail(self, position: int, error: BaseException) -> None:
+        with self._changed:
+            if self._failure is None or position < self._failure[0]:
+                self._failure = position, error
+
+    # the end
+
+    def _finish(self) -> None:
+        try:
+            if self._failure is None and self._epilogue:
+                worker = _Worker(self)
+                try:
+                    for chunk in self._epilogue:
+                        worker.move(chunk)
+                finally:
+                    worker.close()
+            if self._fsync and self._failure is None:
+                self._sync()
+        except BaseException as e:
+            self._fail(self._file_offset, e)
+        self.ended_at = self._scheduler.now()
+        try:
+            self.receipt = self._make_receipt()
+            if self._failure is not None:
+                self.error = self._failure[1]
+                if isinstance(self.error, TransferError):
+                    self.error.receipt = self.receipt
+        except BaseException as e:
+            self.error = e
+        self._keep = None
+        with self._changed:
+            self.done = True
+            self._changed.notify_all()
+        if self._on_done is not None:
+            self._on_done(self)
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self.target.buffered_fd)
+        except OSError as e:
+            self._fail(
+                self._file_offset,
+                self._error(e.errno or errno.EIO, self._file_offset, self._requested, "fdatasync", ""),
+            )
+
+    def _error(
+        self, code: int, file_offset: int, nbytes: int, call: str, backend: str, detail: str = ""
+    ) -> TransferError:
+        return TransferError(
+            code,
+            filename=self.target.filename,
+            file_offset=file_offset,
+            nbytes=nbytes,
+            backend=backend or "fallback",
+            call=call,
+            detail=detail,
+            cure=_CURES.get(code, ""),
+        )
+
+    def _make_receipt(self) -> Receipt:
+        segments = merge_segments(Segment(*p) for p in self._pieces)
+        kept: list[Segment] = []
+        position = self._file_offset
+        for s in segments:
+            if s.file_offset != position:
+                break
+            kept.append(s)
+            position += s.nbytes
+        beyond = sum(s.nbytes for s in segments) - (position - self._file_offset)
+        notes = (f"{beyond} bytes beyond the first gap moved too",) if beyond else ()
+        direct = sum(s.nbytes for s in kept if s.backend == "fastpath")
+        return Receipt(
+            op=self.target.op,
+            filename=self.target.filename,
+            device=self.target.device_name,
+            requested=self._requested,
+            nbytes=position - self._file_offset,
+            segments=tuple(kept),
+            retries=tuple(self._retries),
+            evidence=self._evidence(direct),
+            queued_at=self.queued_at,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            synced=self._fsync and self._failure is None,
+            notes=notes,
+        )
+
+    def _evidence(self, direct: int) -> Evidence:
+        if direct == 0:
+            return "none"
+        if not self._watch or not self._meter_usable or self._failure is not None:
+            return "reported"
+        after = self._resident()
+        if self._resident_before is None or after is None or after > self._resident_before:
+            return "reported"
+        slack = PAGE * (len(self._chunks) + 1)
+        return "kernel" if direct <= self._metered <= direct + slack else "reported"
+
+    def _resident(self) -> int | None:
+        return residency(self.target.buffered_fd, self._file_offset, self._requested).resident_bytes
+
+
+class _Worker:
+    """One thread's share of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._meter = Meter(job.target.op) if job._watch else None
+        self._mover: fallback.Straight | fallback.Relay | None = None
+
+    def move(self, chunk: Chunk) -> None:
+        """Move one chunk by its backend; failures go to the job, never out."""
+        try:
+            if chunk.backend == "fastpath" and self._job._direct_errno is None:
+                self._direct(chunk)
+            elif chunk.backend == "fastpath":
+                self._fallback(chunk._replace(backend="fallback", reason=RETRIED))
+            else:
+                self._fallback(chunk)
+        except DeviceError as e:
+            job = self._job
+            error = job._error(errno.EIO, chunk.file_offset, chunk.nbytes, e.call, chunk.backend, str(e))
+            error.__cause__ = e
+            job._fail(chunk.file_offset, error)
+        except (OSError, MemoryError, RuntimeError) as e:
+            self._job._fail(chunk.file_offset, e)
+
+    def _direct(self, chunk: Chunk) -> None:
+        job = self._job
+        if self._meter is not None:
+            self._meter.on()
+        try:
+            done, ended = fastpath.move(job.target, chunk)
+        except fastpath.DirectFailure as e:
+            self._after_failure(chunk, e)
+            return
+        self._record(chunk, done)
+        if ended:
+            job._ended_at(chunk.file_offset + done)
+        elif done < chunk.nbytes:
+            self._rest(chunk, done, fastpath.SHORT)
+
+    def _record(self, chunk: Chunk, done: int) -> None:
+        if done:
+            self._job._moved(
+                [Piece("fastpath", chunk.file_offset, chunk.buffer_offset, done, chunk.reason, False)]
+            )
+
+    def _after_failure(self, chunk: Chunk, failure: fastpath.DirectFailure) -> None:
+        job, done = self._job, failure.done
+        self._record(chunk, done)
+        if failure.errno not in job.target.retry_errnos:
+            call = "direct read" if job.target.op == "read" else "direct write"
+            error = job._error(failure.errno, chunk.file_offset + done, chunk.nbytes - done, call, "fastpath")
+            error.__cause__ = failure.__cause__
+            job._fail(chunk.file_offset + done, error)
+            return
+        with job._changed:
+            job._direct_errno = failure.errno
+            job._retries.append(Retry(chunk.file_offset + done, chunk.nbytes - done, failure.errno))
+        if job._on_direct_failure is not None:
+            job._on_direct_failure(failure.errno)
+        self._rest(chunk, done, RETRIED)
+
+    def _rest(self, chunk: Chunk, done: int, reason: Reason) -> None:
+        self._fallback(
+            Chunk(
+                "fallback", chunk.file_offset + done, chunk.buffer_offset + done, chunk.nbytes - done, reason
+            )
+        )
+
+    def _fallback(self, chunk: Chunk) -> None:
+        job = self._job
+        if self._meter is not None:
+            self._meter.off()
+        if self._mover is None:
+            self._mover = fallback.mover(job.target)
+        try:
+            pieces, end = self._mover.move(chunk)
+        except fallback.PartialError as e:
+            job._moved(e.pieces)
+            done = sum(p.nbytes for p in e.pieces if p.file_offset >= chunk.file_offset)
+            call = "pread" if job.target.op == "read" else "pwrite"
+            at = chunk.file_offset + done
+            error = job._error(e.error.errno or errno.EIO, at, chunk.nbytes - done, call, "fallback")
+            error.__cause__ = e.error
+            job._fail(at, error)
+            return
+        job._moved(pieces)
+        if end is not None:
+            job._ended_at(end)
+
+    def close(self) -> None:
+        """Wait for copies under way and hand the counters in."""
+        job = self._job
+        if self._mover is not None:
+            try:
+                job._moved(self._mover.flush())
+            except DeviceError as e:
+                error = job._error(errno.EIO, job._file_offset, job._requested, e.call, "fallback", str(e))
+                error.__cause__ = e
+                job._fail(job._file_offset, error)
+        if self._meter is not None:
+            self._meter.off()
+            with job._changed:
+                job._metered += self._meter.nbytes
+                job._meter_usable = job._meter_usable and self._meter.usable
+
+
+_CURES = {
+    errno.ENOSPC: "The disk is full: free space and write again",
+    errno.EDQUOT: "The quota is used up: free space and write again",
+    errno.EFBIG: "The file would pass the largest size allowed here: check `ulimit -f`",
+    errno.EBADF: "The file is not open for this: open it with a mode that allows it",
+    errno.EIO: "",
+    errno.EROFS: "The file system is mounted read-only",
+}

@@ -1,0 +1,179 @@
+"""From a call to a Request, from a Route to a Job: everything a transfer needs is gathered here, before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nobounce.buffer import Buffer, as_buffer
+from nobounce.config import settings
+from nobounce.errors import ArgumentError, InternalError
+from nobounce.io.engine import Engine, default_width, engine_for
+from nobounce.io.job import Job
+from nobounce.io.plan import cached_ranges, retry_errnos
+from nobounce.io.receipt import Receipt
+from nobounce.io.target import Target, cut
+from nobounce.route.judge import judge
+from nobounce.route.scores import alignments
+from nobounce.route.types import (
+    CACHE,
+    REQUIRE,
+    Cache,
+    DirectFacts,
+    MemoryFacts,
+    MemoryKind,
+    Op,
+    Request,
+    Require,
+    Route,
+)
+
+if TYPE_CHECKING:
+    from nobounce.device import Device
+    from nobounce.io.file import File
+
+Where = tuple[int | None, int, int]
+"""(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
+
+PAGE = 4096
+
+
+def memory_of(view: Buffer) -> MemoryFacts:
+    """The facts of a buffer that a request carries."""
+    return MemoryFacts(view.memory_kind, view.handle, view.nbytes, view.device.name)
+
+
+def transfer(
+    file: File,
+    op: Op,
+    buffer: Any,
+    where: Where,
+    require: Require,
+    cache: Cache,
+    *,
+    fsync: bool = False,
+    progress: Callable[[str, int], None] | None = None,
+) -> Receipt:
+    """Carry a synchronous transfer out, after the work already in the buffer's stream."""
+    view = as_buffer(buffer, write=op == "read")
+    file._enter()
+    try:
+        with view.in_use():
+            view.wait_ready()
+            request = make_request(file, op, memory_of(view), view.device, where, require, cache)
+            pool = engine_for(view.device._runtime)
+            job = make_job(file, request, judge(request), view, pool, fsync=fsync, progress=progress)
+            pool.run(job)
+    finally:
+        file._leave()
+    if job.error is not None:
+        raise job.error
+    if job.receipt is None:
+        raise InternalError(f"the transfer of {file.name!r} ended without a receipt")
+    return job.receipt
+
+
+def make_request(
+    file: File, op: Op, memory: MemoryFacts, device: Device, where: Where, require: Require, cache: Cache
+) -> Request:
+    """The request with every fact its route depends on. Raises ArgumentError for an unknown `require` or `cache`."""
+    if require not in REQUIRE:
+        raise ArgumentError(f"require={require!r} is not one of {', '.join(REQUIRE)}")
+    if cache not in CACHE:
+        raise ArgumentError(f"cache={cache!r} is not one of {', '.join(CACHE)}")
+    in_force = settings()
+    runtime = device._runtime
+    direct = runtime.direct_io()
+    direct_facts = (
+        direct.facts(device.ordinal)
+        if direct is not None
+        else DirectFacts(runtime.name, False, f"{runtime.name} has no direct path")
+    )
+    usable = direct_facts.available and not in_force.force_compat_mode and require != "fallback"
+    nbytes, file_offset, buffer_offset = where
+    size = max(0, memory.nbytes - buffer_offset) if nbytes is None else nbytes
+    request = Request(
+        op=op,
+        file=file.facts(direct=usable),
+        memory=memory,
+        direct=direct_facts,
+        settings=in_force,
+        file_offset=file_offset,
+        nbytes=size,
+        buffer_offset=buffer_offset,
+        require=require,
+        cache=cache,
+        earlier_failure=file._failed.get(device.name),
+    )
+    if cache == "auto" and op == "read" and require == "auto" and usable and size > 0 and file_offset >= 0:
+        request = dataclasses.replace(request, cached=cached_ranges(file.fileno(), file_offset, size))
+    return request
+
+
+def make_job(
+    file: File,
+    request: Request,
+    route: Route,
+    view: Buffer,
+    pool: Engine,
+    *,
+    fsync: bool = False,
+    ahead: bool = False,
+    progress: Callable[[str, int], None] | None = None,
+) -> Job:
+    """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring."""
+    device = view.device
+    runtime = device._runtime
+    reachable = runtime.capabilities.host_addressable or request.memory.kind is not MemoryKind.DEVICE
+    ring = None if reachable else pool.rings.get(runtime, device.ordinal)
+    chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
+    if ahead and ring is not None:
+        share = request.settings.async_buffer_nbytes
+        chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
+        width, slots = stream_width(share, ring.slot_nbytes)
+        ring.prepare(width * slots, width)
+    chunks, epilogue = cut(route, request.op, chunk_nbytes)
+    needs_direct = any(c.backend == "fastpath" for c in chunks)
+    target = Target(
+        op=request.op,
+        filename=file.name,
+        device_name=device.name,
+        runtime=runtime,
+        device=device.ordinal,
+        kind=request.memory.kind,
+        address=request.memory.address,
+        buffered_fd=file._descriptor("buffered"),
+        direct_fd=file._descriptor("direct") if needs_direct else -1,
+        direct=runtime.direct_io() if needs_direct else None,
+        align=max(alignments(request)),
+        max_nbytes=request.direct.max_nbytes,
+        drop_cache=request.cache == "avoid",
+        retry_errnos=retry_errnos(request),
+        ring=ring,
+        slots=slots,
+    )
+
+    def remember(code: int) -> None:
+        file._failed[device.name] = code
+
+    return Job(
+        target,
+        chunks,
+        epilogue,
+        file_offset=request.file_offset,
+        requested=request.nbytes,
+        width=width,
+        scheduler=pool.scheduler,
+        fsync=fsync,
+        keep=(file, view),
+        on_direct_failure=remember,
+        progress=progress,
+    )
+
+
+def stream_width(share_nbytes: int, slot_nbytes: int) -> tuple[int, int]:
+    """(I/O threads, slots each) of a relayed async transfer, so that it holds at most its stream's share of the ring."""
+    slots = max(1, share_nbytes // slot_nbytes)
+    each = 2 if slots >= 2 else 1
+    return max(1, min(default_width(), slots // each)), each

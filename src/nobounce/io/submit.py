@@ -1,0 +1,157 @@
+"""Submission of async transfers: what is checked at once, what is read again at the head of the stream.
+
+Whatever can allocate, open or pin is done before the gate closes the stream: an I/O thread behind a closed gate then only
+reads, copies and records events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nobounce.buffer import Buffer, as_buffer
+from nobounce.errors import ArgumentError, TransferError
+from nobounce.io import params
+from nobounce.io.engine import engine_for
+from nobounce.io.params import StreamFlags
+from nobounce.io.prepare import make_job, make_request, memory_of
+from nobounce.io.receipt import Receipt
+from nobounce.io.streams import flags_of
+from nobounce.io.transfer import Transfer
+from nobounce.route.judge import judge
+from nobounce.route.types import Cache, Op, Request, Require
+from nobounce.stream import Stream, as_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nobounce.io.file import File
+    from nobounce.io.job import Job
+
+PAGE = 4096
+
+
+class Params(NamedTuple):
+    """Size and offsets as the caller gave them: integers, or objects that hold one."""
+
+    nbytes: Any
+    file_offset: Any
+    buffer_offset: Any
+    bytes_done: Any = None
+
+
+def submit(
+    file: File,
+    op: Op,
+    buffer: Any,
+    stream: Any,
+    given: Params,
+    require: Require,
+    cache: Cache,
+    fsync: bool,
+) -> Transfer:
+    """Put a transfer into `stream`. Raises ArgumentError, RouteError, ClosedError and ConfigError now; nothing is enqueued then."""
+    view = as_buffer(buffer, write=op == "read")
+    runtime, device = view.device._runtime, view.device
+    on = as_stream(stream, device)
+    if runtime.stream_device(on.handle) != device.ordinal:
+        raise ArgumentError(
+            f"the stream belongs to another device than the buffer, which is on {device.name}"
+        )
+    flags = flags_of(runtime, on.handle) or StreamFlags.NONE
+    now = _values(given, view)
+    if flags & StreamFlags.PAGE_ALIGNED_INPUTS:
+        _check_claim(view, now)
+    file._enter()
+    view._acquire()
+
+    def release() -> None:
+        view._release()
+        file._leave()
+
+    try:
+        request = make_request(file, op, memory_of(view), device, now, require, cache)
+        route = judge(request)
+        if given.bytes_done is not None:
+            params.write(given.bytes_done, 0)
+        late = _late(given, flags)
+        pool = engine_for(runtime)
+        ahead = None if late else make_job(file, request, route, view, pool, fsync=fsync, ahead=True)
+
+        def make(on_done: Callable[[Job], None]) -> Job:
+            if ahead is not None:
+                ahead.begin(on_done)
+                return ahead
+            again = _reread(request, now, given, flags, view)
+            job = make_job(file, again, judge(again), view, pool, fsync=fsync, ahead=True)
+            job.begin(on_done)
+            return job
+
+        transfer = Transfer(pool, make, release)
+        if given.bytes_done is not None:
+            transfer._on_end = _report_to(given.bytes_done)
+    except BaseException:
+        release()
+        raise
+    _enqueue(transfer, on, view)
+    return transfer
+
+
+def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:
+    try:
+        gate = view.device._runtime.gate(on.handle, transfer._reached)
+    except BaseException:
+        transfer.cancel()
+        raise
+    transfer._hold(gate)
+
+
+def _values(given: Params, view: Buffer) -> tuple[int, int, int]:
+    offset = params.read(given.buffer_offset, "buffer_offset")
+    nbytes = view.nbytes - offset if given.nbytes is None else params.read(given.nbytes, "nbytes")
+    return nbytes, params.read(given.file_offset, "file_offset"), offset
+
+
+def _late(given: Params, flags: StreamFlags) -> bool:
+    return (
+        (params.is_late(given.nbytes) and not flags & StreamFlags.FIXED_NBYTES)
+        or (params.is_late(given.file_offset) and not flags & StreamFlags.FIXED_FILE_OFFSET)
+        or (params.is_late(given.buffer_offset) and not flags & StreamFlags.FIXED_BUFFER_OFFSET)
+    )
+
+
+def _reread(
+    request: Request, then: tuple[int, int, int], given: Params, flags: StreamFlags, view: Buffer
+) -> Request:
+    """The request with the values of now, where they are not fixed (hipFile D-5: a size may shrink, never grow)."""
+    values = _values(given, view)
+    fixed = (StreamFlags.FIXED_NBYTES, StreamFlags.FIXED_FILE_OFFSET, StreamFlags.FIXED_BUFFER_OFFSET)
+    now = [old if flags & flag else new for flag, old, new in zip(fixed, then, values, strict=True)]
+    if now[0] > then[0]:
+        raise ArgumentError(f"nbytes grew from {then[0]} at submission to {now[0]} at the head of the stream")
+    return dataclasses.replace(request, nbytes=now[0], file_offset=now[1], buffer_offset=now[2])
+
+
+def _check_claim(view: Buffer, now: tuple[int, int, int]) -> None:
+    for name, value in zip(("nbytes", "file_offset", "buffer_offset"), now, strict=True):
+        if value % PAGE:
+            raise ArgumentError(
+                f"{name} is {value}, but the stream is registered with PAGE_ALIGNED_INPUTS ({PAGE} bytes)"
+            )
+    if (view.handle + now[2]) % PAGE:
+        raise ArgumentError(
+            f"the memory at buffer_offset {now[2]} is not page-aligned, as PAGE_ALIGNED_INPUTS claims"
+        )
+
+
+def _report_to(cell: Any) -> Callable[[Receipt | None, BaseException | None], None]:
+    def report(receipt: Receipt | None, error: BaseException | None) -> None:
+        if error is None and receipt is not None:
+            params.write(cell, receipt.nbytes)
+        elif isinstance(error, TransferError) and error.receipt is not None and error.receipt.nbytes:
+            params.write(cell, error.receipt.nbytes)
+        else:
+            params.write(cell, -(getattr(error, "errno", None) or errno.EINVAL))
+
+    return report

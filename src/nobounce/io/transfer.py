@@ -1,0 +1,181 @@
+"""Transfer: an operation in its place in a stream. Future-like, awaitable, and the owner of everything it needs.
+
+How it keeps its place: the stream is held at a gate; when the stream gets there, an I/O thread (never a host callback, which
+HIP serves from one thread per process) reads the late-bound parameters, moves the bytes and opens the gate. The gate opens
+whatever happens, so a failed transfer poisons nothing behind it; its error comes out of `result()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from nobounce.errors import NobounceError, TransferCancelledError, TransferTimeoutError
+from nobounce.io.receipt import Receipt
+
+if TYPE_CHECKING:
+    from nobounce.clock import Scheduler
+    from nobounce.io.engine import Engine
+    from nobounce.io.job import Job
+    from nobounce.runtimes.base import Gate
+
+_log = logging.getLogger("nobounce")
+
+_QUEUED, _RUNNING, _DONE = "queued", "running", "done"
+
+
+class Transfer:
+    """A read or write under way. Dropping it loses nothing: the operation goes on and keeps what it needs alive."""
+
+    def __init__(
+        self, engine: Engine, make_job: Callable[[Callable[[Job], None]], Job], release: Callable[[], None]
+    ) -> None:
+        self._engine, self._make_job, self._release = engine, make_job, release
+        self._scheduler: Scheduler = engine.scheduler
+        self._changed = self._scheduler.condition()
+        self._state = _QUEUED
+        self._cancelled = False
+        self._receipt: Receipt | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Transfer], object]] = []
+        self._gate: Gate | None = None
+        self._on_end: Callable[[Receipt | None, BaseException | None], None] | None = None
+
+    # what users call
+
+    def done(self) -> bool:
+        """Whether the transfer has ended: with a receipt, an error or by cancellation."""
+        return self._state == _DONE
+
+    def running(self) -> bool:
+        """Whether an I/O thread works on it now."""
+        return self._state == _RUNNING
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def cancel(self) -> bool:
+        """Cancel if it has not started; returns whether that worked. The stream goes on behind it."""
+        with self._changed:
+            if self._state != _QUEUED:
+                return self._cancelled
+            self._cancelled = True
+        self._end(None, TransferCancelledError("the transfer was cancelled before it started"))
+        return True
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Wait for the end and return the Receipt. Raises what the transfer raised, TransferTimeoutError after `timeout` s."""
+        self._wait(timeout)
+        if self._error is not None:
+            raise self._error
+        if self._receipt is None:
+            raise NobounceError("the transfer ended without a receipt")
+        return self._receipt
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end and return the error, or None. Raises TransferTimeoutError after `timeout` seconds."""
+        self._wait(timeout)
+        return self._error
+
+    def add_done_callback(self, fn: Callable[[Transfer], object]) -> None:
+        """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
+        with self._changed:
+            if self._state != _DONE:
+                self._callbacks.append(fn)
+                return
+        fn(self)
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake(_: Transfer) -> None:
+            try:
+                loop.call_soon_threadsafe(settle)
+            except RuntimeError:
+                return  # the loop was closed while the transfer ran: nobody waits any more
+
+        self.add_done_callback(wake)
+        yield from future
+        return self.result(0)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self._cancelled else "failed" if self._error is not None else self._state
+        return f"<nobounce.Transfer {state}>"
+
+    # what the gate and the engine call
+
+    def _reached(self) -> None:
+        """The stream is here; only hand over to an I/O thread."""
+        self._engine.submit(self)
+
+    @property
+    def tickets(self) -> int:
+        return 1
+
+    def work(self) -> None:
+        """On an I/O thread: start for real."""
+        with self._changed:
+            if self._state != _QUEUED or self._cancelled:
+                return
+            self._state = _RUNNING
+        try:
+            job = self._make_job(self._finished)
+        except BaseException as e:
+            self._end(None, e)
+            return
+        self._engine.assist(job)
+        job.work()
+
+    def _finished(self, job: Job) -> None:
+        self._end(job.receipt, job.error)
+
+    def _end(self, receipt: Receipt | None, error: BaseException | None) -> None:
+        try:
+            self._release()
+            if self._on_end is not None:
+                self._on_end(receipt, error)
+        finally:
+            with self._changed:
+                self._receipt, self._error = receipt, error
+                self._state = _DONE
+                self._make_job = _spent
+                self._release = _nothing
+                self._on_end = None
+                callbacks, self._callbacks = self._callbacks, []
+                gate, self._gate = self._gate, None
+                self._changed.notify_all()
+            if gate is not None:
+                gate.open()
+        for fn in callbacks:
+            try:
+                fn(self)
+            except Exception:
+                _log.exception("a done callback of %r failed", self)
+
+    def _hold(self, gate: Gate) -> None:
+        """Keep the gate for the end; open it now if the end has been."""
+        with self._changed:
+            if self._state != _DONE:
+                self._gate = gate
+                return
+        gate.open()
+
+    def _wait(self, timeout: float | None) -> None:
+        with self._changed:
+            if not self._changed.wait_for(self.done, timeout):
+                raise TransferTimeoutError(f"the transfer has not ended within {timeout} s; it goes on")
+
+
+def _spent(_: Callable[[Job], None]) -> Job:
+    raise NobounceError("the transfer has ended")
+
+
+def _nothing() -> None:
+    return None
