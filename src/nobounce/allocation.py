@@ -1,0 +1,182 @@
+"""Memory, and who frees it: the part of a buffer that arrays, tensors and DLPack consumers share."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from nobounce import reaper
+from nobounce.device import Device
+from nobounce.errors import OutOfMemoryError
+from nobounce.route.types import MemoryKind
+from nobounce.runtimes.base import Runtime
+from nobounce.stream import Stream
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Freeing = Literal["foreign", "device", "async", "pinned"]
+_HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MANAGED, MemoryKind.PAGEABLE})
+
+
+class Allocation:
+    """Memory and who frees it. `address` and `nbytes` in bytes; `owner` keeps foreign memory alive.
+
+    `pending` is the stream this memory was last used on and not yet waited for; `stream` the one it is freed on.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_born",
+        "_freeing",
+        "address",
+        "device",
+        "host",
+        "kind",
+        "nbytes",
+        "owner",
+        "pending",
+        "read_only",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        device: Device,
+        kind: MemoryKind,
+        *,
+        freeing: Freeing = "foreign",
+        owner: object = None,
+        read_only: bool = False,
+        stream: Stream | None = None,
+    ) -> None:
+        self.address, self.nbytes, self.device, self.kind = address, nbytes, device, kind
+        self.owner, self.read_only, self.stream, self.pending = owner, read_only, stream, stream
+        self.host = kind in _HOST_KINDS or device._runtime.capabilities.host_addressable
+        self._freeing, self._born = freeing, reaper.generation()
+        self._array: Any = None
+
+    def used_on(self, stream: Stream) -> None:
+        """Remember that work on `stream` touches this memory; another device's stream cannot free it."""
+        self.pending = stream
+        if stream.device == self.device:
+            self.stream = stream
+
+    def wait(self) -> None:
+        """Wait for the work this memory was last used in; raises that work's error."""
+        pending = self.pending
+        if pending is not None:
+            if pending.is_closed:
+                pending.device.sync()
+            else:
+                pending.sync()
+            if self.pending is pending:
+                self.pending = None
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Host memory as a memoryview that keeps this allocation alive."""
+        if nbytes == 0:
+            view = memoryview(bytearray())
+        else:
+            array: Any = (ctypes.c_char * nbytes).from_address(self.address + offset)
+            array._allocation = self
+            view = memoryview(array).cast("B")
+        return view.toreadonly() if self.read_only else view
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """All of it as one uint8 array that keeps this allocation alive; slices of it are cheap."""
+        found = self._array() if self._array is not None else None
+        if found is None:
+            import numpy as np
+
+            found = np.asarray(self.view(0, self.nbytes)) if self.nbytes else np.empty(0, np.uint8)
+            self._array = weakref.ref(found)
+        return found  # type: ignore[no-any-return]
+
+    def copy_to_host(self, offset: int, nbytes: int) -> bytearray:
+        """A fresh host copy, waited for. The runtime relays through pinned memory of its own."""
+        self.wait()
+        data = bytearray(nbytes)
+        if nbytes:
+            runtime = self.device._runtime
+            target = ctypes.addressof(ctypes.c_char.from_buffer(data))
+            with self.device._current():
+                runtime.copy(target, self.address + offset, nbytes)
+        return data
+
+    def __del__(self) -> None:
+        freeing: Freeing = getattr(self, "_freeing", "foreign")
+        if freeing == "foreign" or not self.address or self._born != reaper.generation():
+            return
+        runtime = self.device._runtime
+        work = partial(_free, runtime, self.address, freeing, self.stream)
+        if getattr(_closing, "errors", None) is None:
+            reaper.later(runtime.scheduler, self._born, work)
+            return
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - free_here raises it
+            _closing.errors.append(error)
+
+
+_closing = threading.local()
+"""`errors` is a list while this thread is inside `free_here`, where freeing at once is safe and may raise."""
+
+
+@contextlib.contextmanager
+def free_here() -> Iterator[None]:
+    """Allocations whose last reference goes inside are freed at once, and an error is raised at the end."""
+    _closing.errors = errors = []
+    try:
+        yield
+    finally:
+        _closing.errors = None
+    if errors:
+        raise errors[0]
+
+
+def _free(runtime: Runtime, address: int, freeing: Freeing, stream: Stream | None) -> None:
+    if freeing == "pinned":
+        runtime.free_pinned(address)
+    elif freeing == "device" or stream is None:
+        runtime.free(address)
+    elif (
+        stream.is_closed
+    ):  # its work may still be running, and freeing such memory does not wait (HIP rule 118)
+        stream.device.sync()
+        runtime.free(address)
+    else:
+        with stream._on():
+            runtime.free_async(address, stream.handle)
+
+
+def new_allocation(device: Device, nbytes: int, stream: Stream | None, kind: MemoryKind) -> Allocation:
+    """Fresh memory. Out of memory, what collection has found but nobody has freed yet is freed first."""
+    reaper.start()
+    reaper.patient()
+    try:
+        address, freeing = _allocate(device, nbytes, stream, kind)
+    except OutOfMemoryError:
+        reaper.drain()
+        address, freeing = _allocate(device, nbytes, stream, kind)
+    return Allocation(address, nbytes, device, kind, freeing=freeing, stream=stream)
+
+
+def _allocate(device: Device, nbytes: int, stream: Stream | None, kind: MemoryKind) -> tuple[int, Freeing]:
+    runtime = device._runtime
+    if kind is MemoryKind.PINNED:
+        return runtime.alloc_pinned(nbytes), "pinned"
+    if kind is MemoryKind.MANAGED:
+        return runtime.alloc_managed(device.ordinal, nbytes), "device"
+    if stream is not None and runtime.capabilities.stream_ordered_alloc:
+        with stream._on():
+            return runtime.alloc_async(device.ordinal, nbytes, stream.handle), "async"
+    return runtime.alloc(device.ordinal, nbytes), "device"

@@ -1,0 +1,404 @@
+"""Buffers: bytes on a device, in cuda.core's shape, and the allocations that arrays share with them.
+
+A Buffer is a handle that can be closed; its Allocation is the memory, and lives as long as anything looks at it: a Buffer, a
+Tensor, a numpy array, a DLPack consumer. Closing a Buffer therefore never pulls memory from under an array (case C72).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from nobounce.allocation import Allocation, free_here, new_allocation
+from nobounce.device import Device, DeviceLike, as_device
+from nobounce.errors import ArgumentError, BusyError, ClosedError
+from nobounce.route.types import MemoryKind
+from nobounce.stream import Stream, StreamLike, as_stream
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nobounce.tensor import Tensor
+
+
+def allocate(
+    device: Device, nbytes: int, *, stream: StreamLike = None, kind: MemoryKind | str = MemoryKind.DEVICE
+) -> Buffer:
+    """What `Device.allocate` does."""
+    _check_nbytes(nbytes)
+    try:
+        wanted = MemoryKind(kind)
+    except ValueError:
+        wanted = MemoryKind.PAGEABLE
+    if wanted is MemoryKind.PAGEABLE:
+        raise ArgumentError(f"kind={kind!r} cannot be allocated; device, pinned and managed can")
+    ordered = as_stream(stream, device) if stream is not None else None
+    return Buffer._of(new_allocation(device, nbytes, ordered, wanted))
+
+
+class Buffer:
+    """`nbytes` bytes of memory at `handle` on one device. Made by `Device.allocate`, `from_handle` or `as_buffer`.
+
+    A context manager. `close` refuses with BusyError while a transfer uses the buffer; arrays, tensors and DLPack
+    consumers of a closed buffer keep its memory. Everything but `close` raises ClosedError after it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_allocation",
+        "_closed",
+        "_exported",
+        "_lock",
+        "_nbytes",
+        "_uses",
+    )
+
+    _allocation: Allocation | None
+
+    def __init__(self) -> None:
+        raise TypeError("a Buffer is made by Device.allocate(), Buffer.from_handle() or as_buffer()")
+
+    @classmethod
+    def _of(cls, allocation: Allocation, offset: int = 0, nbytes: int | None = None) -> Buffer:
+        self = cls.__new__(cls)
+        self._allocation = allocation
+        self._address = allocation.address + offset if allocation.address else 0
+        self._nbytes = allocation.nbytes if nbytes is None else nbytes
+        self._lock, self._uses, self._closed, self._exported = threading.Lock(), 0, False, False
+        return self
+
+    @classmethod
+    def from_handle(
+        cls, address: int, nbytes: int, *, device: DeviceLike, owner: object = None, read_only: bool = False
+    ) -> Buffer:
+        """A Buffer over memory that somebody else frees; `owner` is kept alive with it.
+
+        The runtime says what kind of memory it is. ArgumentError where the range leaves the allocation it begins in.
+        """
+        _check_nbytes(nbytes)
+        if isinstance(address, bool) or not isinstance(address, int):
+            raise TypeError(f"an address is an int, not {type(address).__name__}")
+        if address < 0 or (address == 0 and nbytes):
+            raise ArgumentError(f"{address:#x} is no address for {nbytes} bytes")
+        where = as_device(device)
+        kind = MemoryKind.PAGEABLE if not address else _kind(where, address, nbytes)
+        return cls._of(Allocation(address, nbytes, where, kind, owner=owner, read_only=read_only))
+
+    @property
+    def allocation(self) -> Allocation:
+        """The memory itself. ClosedError after `close`."""
+        allocation = self._allocation
+        if self._closed or allocation is None:
+            raise ClosedError("the buffer is closed")
+        return allocation
+
+    @property
+    def handle(self) -> int:
+        """The address; 0 for an empty buffer."""
+        return self._address if self.allocation.address else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self._nbytes
+
+    @property
+    def size(self) -> int:
+        """cuda.core's name for `nbytes`."""
+        return self._nbytes
+
+    @property
+    def device(self) -> Device:
+        return self.allocation.device
+
+    @property
+    def memory_kind(self) -> MemoryKind:
+        """Device, pinned, managed or pageable memory."""
+        return self.allocation.kind
+
+    @property
+    def is_host_accessible(self) -> bool:
+        """Whether the host can load and store the memory at its address."""
+        return self.allocation.host
+
+    @property
+    def is_device_accessible(self) -> bool:
+        """Whether the device can: everything but pageable memory, which only `cpu` reaches."""
+        allocation = self.allocation
+        return allocation.kind is not MemoryKind.PAGEABLE or allocation.device.capabilities.host_addressable
+
+    @property
+    def is_managed(self) -> bool:
+        return self.allocation.kind is MemoryKind.MANAGED
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the owner of foreign memory allows reading only."""
+        return self.allocation.read_only
+
+    @property
+    def owner(self) -> object:
+        """The owner of foreign memory, else None."""
+        return self.allocation.owner
+
+    @property
+    def stream(self) -> Stream | None:
+        """The stream it was allocated or last used on; synchronous I/O waits for it."""
+        return self.allocation.stream
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def wait(self) -> None:
+        """Wait for the work this buffer was last used in; raises that work's error."""
+        self.allocation.wait()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Buffer]:
+        """While inside, `close` raises BusyError. ClosedError where the buffer is closed already."""
+        self._acquire()
+        try:
+            yield self
+        finally:
+            self._release()
+
+    def _acquire(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the buffer is closed")
+            self._uses += 1
+
+    def _release(self) -> None:
+        with self._lock:
+            self._uses -= 1
+
+    def close(self, stream: StreamLike = None) -> None:
+        """Give the memory back, unless arrays or tensors still look at it: then when the last of them goes.
+
+        With `stream`, memory allocated in stream order is freed once the stream gets there; otherwise on the stream
+        the buffer remembers (HIP rule 118). BusyError while a transfer uses it. A second close does nothing.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            if self._uses:
+                raise BusyError(f"the buffer of {self._nbytes} bytes is in use by {self._uses} transfer(s)")
+            allocation = self._allocation
+            if stream is not None and allocation is not None:
+                allocation.stream = as_stream(stream, allocation.device)
+            self._closed = True
+            if self._exported:  # someone holds this object for its memory
+                return
+            self._allocation = None
+        with free_here():
+            del allocation
+
+    def copy_to(self, dst: Any = None, *, stream: StreamLike) -> Buffer:
+        """Copy everything to `dst`, in order on `stream` (None: the device's default stream); returns `dst` as a Buffer.
+
+        `dst` is a Buffer, or any memory `as_buffer` takes; None allocates on this device. The host may return before
+        the copy is done, as HIP rules 52 to 56 say. ArgumentError where the sizes differ.
+        """
+        if dst is None:
+            dst = allocate(self.device, self._nbytes, stream=stream)
+        target = as_buffer(dst, write=True)
+        _copy(target, self, stream)
+        return target
+
+    def copy_from(self, src: Any, *, stream: StreamLike) -> None:
+        """Copy everything from `src` (a Buffer, or any memory `as_buffer` takes), in order on `stream`; see `copy_to`."""
+        _copy(self, as_buffer(src, write=False), stream)
+
+    def fill(self, value: int | bytes | bytearray, *, stream: StreamLike) -> None:
+        """Set every byte to `value` (0 to 255), or repeat 1, 2 or 4 bytes, in order on `stream`; returns at once.
+
+        ArgumentError where the bytes do not divide the buffer.
+        """
+        allocation = self.allocation
+        if allocation.read_only:
+            raise ArgumentError("the memory is read-only")
+        number, width = _pattern(value, self._nbytes)
+        where = as_stream(stream, allocation.device)
+        if self._nbytes:
+            with where._on():
+                allocation.device._runtime.fill_async(
+                    self._address, number, self._nbytes, where.handle, width
+                )
+            allocation.used_on(where)
+
+    def view(self) -> memoryview:
+        """The bytes as a memoryview which keeps the memory, even after `close`. Waits for work under way.
+
+        ArgumentError where the host cannot reach the memory.
+        """
+        allocation = self.allocation
+        if not allocation.host:
+            raise ArgumentError(
+                f"the host cannot reach {allocation.kind.value} memory of {allocation.device}: copy it"
+            )
+        allocation.wait()
+        return allocation.view(self._address - allocation.address if self._nbytes else 0, self._nbytes)
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        return self.view()
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A uint8 array of the bytes which owns the memory; a fresh copy where the host cannot reach it."""
+        return self._tensor().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return self._tensor().__array__(dtype, copy)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self._closed or not self.is_host_accessible:
+            raise AttributeError("__array_interface__: the host cannot reach this memory")
+        return {"version": 3, "shape": (self._nbytes,), "typestr": "|u1", "data": self.view()}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return cuda_array_interface(self, (self._nbytes,), "|u1")
+
+    def __dlpack__(self, **options: Any) -> object:
+        return self._tensor().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._tensor().__dlpack_device__()
+
+    def _tensor(self) -> Tensor:
+        from nobounce.tensor import Tensor
+
+        return Tensor(self, (self._nbytes,), "U8")
+
+    def _part(self, offset: int, nbytes: int) -> Buffer:
+        """A Buffer of some of the bytes; closing it leaves the others alone."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
+            raise ArgumentError(f"{nbytes} bytes at {offset} leave a buffer of {self._nbytes} bytes")
+        allocation = self.allocation
+        base = self._address - allocation.address if self._nbytes else 0
+        return Buffer._of(allocation, base + offset, nbytes)
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def __repr__(self) -> str:
+        if self._closed or self._allocation is None:
+            return f"<Buffer of {self._nbytes} bytes, closed>"
+        kind = self._allocation.kind.value
+        return f"<Buffer of {self._nbytes} bytes of {kind} memory at {self._address:#x} on {self._allocation.device}>"
+
+
+def as_buffer(obj: Any, *, write: bool) -> Buffer:
+    """`obj` as a Buffer: itself, or a Buffer over the caller's own memory, which it keeps alive.
+
+    Takes a Buffer, a Tensor, and by protocol objects with the buffer protocol, numpy arrays, `__cuda_array_interface__`,
+    DLPack, and torch tensors (torch is never imported). `write` says that the memory will be written to. ArgumentError
+    names why it will not do: read-only, not contiguous. TypeError where `obj` is no memory at all.
+    """
+    if not isinstance(obj, Buffer):
+        from nobounce.adopt import adopt
+
+        obj = adopt(obj)
+    allocation = obj.allocation
+    if write and allocation.read_only:
+        raise ArgumentError("the memory is read-only, and this would write to it")
+    return obj  # type: ignore[no-any-return]
+
+
+def cuda_array_interface(buffer: Buffer, shape: tuple[int, ...], typestr: str) -> dict[str, Any]:
+    """`__cuda_array_interface__` version 3. AttributeError, as the protocol wants, where the memory is not a GPU's."""
+    if (
+        buffer._closed
+        or buffer.device._runtime.name not in ("cuda", "hip")
+        or not buffer.is_device_accessible
+    ):
+        raise AttributeError("__cuda_array_interface__: not the memory of a GPU")
+    buffer._exported = True  # consumers keep this object, not the allocation
+    allocation = buffer.allocation
+    stream = allocation.pending
+    return {
+        "version": 3,
+        "shape": shape,
+        "typestr": typestr,
+        "data": (buffer._address, allocation.read_only),
+        "strides": None,
+        "stream": (stream.handle or 1) if stream is not None and not stream.is_closed else None,
+    }
+
+
+def _copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
+    to, of = dst.allocation, src.allocation
+    if dst.nbytes != src.nbytes:
+        raise ArgumentError(
+            f"{src.nbytes} bytes do not fit a buffer of {dst.nbytes}: the sizes must be equal"
+        )
+    if to.read_only:
+        raise ArgumentError("the memory copied to is read-only")
+    lead, other = (of, to) if to.host and not of.host else (to, of)
+    runtime = lead.device._runtime
+    if other.device._runtime is not runtime:
+        if not other.host:
+            raise ArgumentError(f"no copy leads from {of.device} to {to.device}: go through host memory")
+        other.wait()  # two runtimes know nothing of each other's streams
+    where = as_stream(stream, lead.device)
+    if dst.nbytes == 0:
+        return
+    with where._on():
+        if (
+            to.kind is of.kind is MemoryKind.DEVICE
+            and to.device != of.device
+            and other.device._runtime is runtime
+        ):
+            runtime.copy_peer(
+                dst.handle, to.device.ordinal, src.handle, of.device.ordinal, dst.nbytes, where.handle
+            )
+        else:
+            runtime.copy_async(dst.handle, src.handle, dst.nbytes, where.handle)
+    to.used_on(where)
+    of.used_on(where)
+
+
+def _kind(device: Device, address: int, nbytes: int) -> MemoryKind:
+    found = device._runtime.pointer_info(address)
+    if found.nbytes and address + nbytes > found.base + found.nbytes:
+        left = found.base + found.nbytes - address
+        raise ArgumentError(
+            f"{nbytes} bytes at {address:#x} leave their allocation, which has {left} bytes from there"
+        )
+    return found.kind
+
+
+def _check_nbytes(nbytes: int) -> None:
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int):
+        raise TypeError(f"nbytes is an int, not {type(nbytes).__name__}")
+    if not 0 <= nbytes < 1 << 63:
+        raise ArgumentError(f"nbytes {nbytes} is not between 0 and 2**63 - 1")
+
+
+def _pattern(value: int | bytes | bytearray, nbytes: int) -> tuple[int, int]:
+    if isinstance(value, int):
+        if not 0 <= value <= 255:
+            raise ArgumentError(
+                f"fill value {value} is not a byte: give bytes of 1, 2 or 4 for a wider pattern"
+            )
+        return int(value), 1
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError(f"a fill value is an int or bytes, not {type(value).__name__}")
+    if len(value) not in (1, 2, 4):
+        raise ArgumentError(f"a fill pattern has 1, 2 or 4 bytes, not {len(value)}")
+    if nbytes % len(value):
+        raise ArgumentError(f"a pattern of {len(value)} bytes does not divide {nbytes} bytes")
+    return int.from_bytes(value, "little"), len(value)
