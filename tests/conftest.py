@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from capabilities import MissingCapability, required
 
+from capabilities import MissingCapability, required
 from nobounce import config
 
 hypothesis.settings.register_profile("dev", deadline=None)

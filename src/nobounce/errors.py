@@ -224,7 +224,7 @@ class RuntimeStatus(enum.IntEnum):
     InvalidDevice = 101
     InvalidContext = 201
     InvalidHandle = 400
-    InvalidResourceHandle = 400  # noqa: PIE796 - HIP gives both names to 400
+    InvalidResourceHandle = 400  # HIP gives both names to 400
     IllegalState = 401
     NotReady = 600
     IllegalAddress = 700
