@@ -1,0 +1,471 @@
+"""Stream order for the host runtimes: a graph of ops, run by a few workers.
+
+An op waits for the op before it in its stream, for the legacy null stream where HIP rules 15 and 16 say so, and for what
+a wait names. An op whose last dependency ends is handed to a worker; a stream that waits holds no thread, so thousands
+of streams cost nothing. Markers (event records, waits) end as soon as what they stand behind has ended, on the thread
+that ended it, which is when their time is taken (HIP rule 29).
+
+One lock guards the graph and is never held while an op runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+from nobounce.clock import Scheduler
+from nobounce.errors import DeviceError, RuntimeStatus
+from nobounce.runtimes.base import Gate
+
+Work = Callable[[], object]
+
+_IDLE_SECONDS = 5.0
+_MOST_IDLE = 8
+_MOST_ERRORS = 1000
+_NO_TICKETS: frozenset[int] = frozenset()
+
+inside = threading.local()
+"""`inside.host_call` is true on a thread that runs a host function (HIP rule 41)."""
+
+
+class HostDevice:
+    """One device's streams."""
+
+    def __init__(self, ordinal: int, name: str) -> None:
+        self.ordinal, self.name = ordinal, name
+        self.busy: set[HostStream] = set()
+        self.errors: list[tuple[HostStream, int, Exception]] = []
+        self.tickets = _NO_TICKETS
+        self.blocking_tickets = _NO_TICKETS
+        self.lost = False
+        self.null = HostStream(self, nonblocking=False, priority=0)
+        self.reaper = HostStream(self, nonblocking=True, priority=0)
+
+
+class HostStream:
+    """A FIFO of ops: `queue` holds those that have not ended."""
+
+    __slots__ = (
+        "__weakref__",
+        "device",
+        "nonblocking",
+        "priority",
+        "queue",
+        "ready",
+        "served",
+        "submitted",
+        "tickets",
+    )
+
+    def __init__(self, device: HostDevice, *, nonblocking: bool, priority: int) -> None:
+        self.device, self.nonblocking, self.priority = device, nonblocking, priority
+        self.queue: deque[Op] = deque()
+        self.ready: Op | None = None
+        self.served = False
+        self.submitted = 0
+        self.tickets = _NO_TICKETS
+
+
+class Op:
+    """One entry of a stream. `work` None is a marker."""
+
+    __slots__ = (
+        "dependents",
+        "done",
+        "error",
+        "gate",
+        "latches",
+        "missing",
+        "number",
+        "stream",
+        "tickets",
+        "time",
+        "timed",
+        "work",
+    )
+
+    def __init__(self, stream: HostStream, number: int, work: Work | None) -> None:
+        self.stream, self.number, self.work = stream, number, work
+        self.missing = 0
+        self.dependents: list[Op] = []
+        self.latches: list[Latch] = []
+        self.done = False
+        self.timed = False
+        self.time = 0.0
+        self.error: Exception | None = None
+        self.gate: HostGate | None = None
+        self.tickets = _NO_TICKETS
+
+
+class Latch:
+    """Lets a host thread wait for several ops."""
+
+    __slots__ = ("condition", "missing")
+
+    def __init__(self, scheduler: Scheduler, missing: int) -> None:
+        self.condition = scheduler.condition()
+        self.missing = missing
+
+    def count_down(self) -> None:
+        with self.condition:
+            self.missing -= 1
+            if self.missing <= 0:
+                self.condition.notify_all()
+
+    def wait(self) -> None:
+        with self.condition:
+            while self.missing > 0:
+                self.condition.wait()
+
+
+class HostGate(Gate):
+    """Holds its stream from when `op` is reached until `open`."""
+
+    def __init__(self, executor: Executor, on_reached: Callable[[], None]) -> None:
+        self._executor = executor
+        self.on_reached = on_reached
+        self.opened = False
+        self.parked: Op | None = None
+
+    def open(self) -> None:
+        self._executor.open_gate(self)
+
+
+class _Worker:
+    """A thread that serves whichever stream is ready."""
+
+    __slots__ = ("condition", "ended", "stream")
+
+    def __init__(self, scheduler: Scheduler, stream: HostStream) -> None:
+        self.condition = scheduler.condition()
+        self.stream: HostStream | None = stream
+        self.ended = False
+
+
+class Executor:
+    """The graph of one runtime. `inline` lets a submitter run small ops itself where nothing is before them."""
+
+    def __init__(self, scheduler: Scheduler, name: str, *, inline: bool, tickets: bool) -> None:
+        self.scheduler, self.name, self.inline = scheduler, name, inline
+        self.lock = scheduler.lock()
+        self.live_tickets: set[int] = set()
+        self._tickets = tickets
+        self._idle: list[_Worker] = []
+        self._gates: set[HostGate] = set()
+        self._generation = 0
+        self.exiting = False
+
+    # submission
+
+    def submit(
+        self,
+        stream: HostStream,
+        work: Work | None,
+        *,
+        after: Iterable[Op] = (),
+        implicit: bool = True,
+        inline: bool = False,
+        timed: bool = False,
+        gate: HostGate | None = None,
+        needs: Collection[int] = (),
+        new_ticket: int | None = None,
+        call: str = "",
+    ) -> Op:
+        """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline` lets this thread run it.
+
+        `implicit` adds the dependencies on the legacy null stream. `needs` are tickets of stream-ordered allocations
+        that must come before (HIP rule 113).
+        """
+        with self.lock:
+            deps = [d for d in after if not d.done]
+            if implicit:
+                self._add_null_dependencies(stream, deps)
+            if stream.queue:
+                deps.append(stream.queue[-1])
+            if self._tickets:
+                seen = self._tickets_before(stream, after, implicit)
+                for ticket in needs:
+                    if ticket in self.live_tickets and ticket not in seen:
+                        raise DeviceError(
+                            call,
+                            RuntimeStatus.InvalidValue,
+                            name="UseBeforeAlloc",
+                            detail="memory allocated in the order of another stream, with no event between",
+                        )
+                if new_ticket is not None:
+                    self.live_tickets.add(new_ticket)
+                    seen |= {new_ticket}
+                stream.tickets = seen
+                if seen:
+                    stream.device.tickets = (stream.device.tickets & self.live_tickets) | seen
+                    if not stream.nonblocking:
+                        stream.device.blocking_tickets = (
+                            stream.device.blocking_tickets & self.live_tickets
+                        ) | seen
+            stream.submitted += 1
+            op = Op(stream, stream.submitted, work)
+            op.timed, op.gate, op.tickets = timed, gate, stream.tickets
+            if gate is not None:
+                self._gates.add(gate)
+            for dep in deps:
+                dep.dependents.append(op)
+            op.missing = len(deps)
+            stream.queue.append(op)
+            stream.device.busy.add(stream)
+            if deps:
+                return op
+            if work is None:
+                self._finish(op)
+                return op
+            if not (inline and self.inline):
+                stream.ready = op
+                self._serve(stream)
+                return op
+        self._run(op)
+        return op
+
+    def is_idle(self, stream: HostStream) -> bool:
+        """Whether an op submitted now would have nothing to wait for."""
+        null = stream.device.null
+        if stream is null:
+            return not any(not s.nonblocking for s in stream.device.busy.copy())
+        return not stream.queue and (stream.nonblocking or not null.queue)
+
+    def submit_gate(self, stream: HostStream, on_reached: Callable[[], None]) -> HostGate:
+        gate = HostGate(self, on_reached)
+        self.submit(stream, on_reached, gate=gate)
+        return gate
+
+    def _add_null_dependencies(self, stream: HostStream, deps: list[Op]) -> None:
+        null = stream.device.null
+        if stream is null:
+            deps += [s.queue[-1] for s in stream.device.busy if not s.nonblocking and s is not null]
+        elif not stream.nonblocking and null.queue:
+            deps.append(null.queue[-1])
+
+    def _tickets_before(self, stream: HostStream, after: Iterable[Op], implicit: bool) -> frozenset[int]:
+        seen = stream.tickets
+        for op in after:
+            seen |= op.tickets
+        if implicit and stream is stream.device.null:
+            seen |= stream.device.blocking_tickets
+        elif implicit and not stream.nonblocking:
+            seen |= stream.device.null.tickets
+        return seen & self.live_tickets if seen else seen
+
+    # completion; the lock is held
+
+    def _finish(self, first: Op) -> None:
+        ended = [first]
+        ready: list[HostStream] = []
+        while ended:
+            op = ended.pop()
+            if op.done:
+                continue
+            op.done = True
+            if op.timed:
+                op.time = self.scheduler.now()
+            stream = op.stream
+            stream.queue.popleft()
+            if not stream.queue:
+                stream.device.busy.discard(stream)
+            if op.error is not None and len(stream.device.errors) < _MOST_ERRORS:
+                stream.device.errors.append((stream, op.number, op.error))
+            for waiting in op.dependents:
+                waiting.missing -= 1
+                if waiting.missing == 0:
+                    if waiting.work is None:
+                        ended.append(waiting)
+                    else:
+                        waiting.stream.ready = waiting
+                        ready.append(waiting.stream)
+            for latch in op.latches:
+                latch.count_down()
+            op.dependents, op.latches, op.work = [], [], None
+        if len(ready) > 1:
+            ready.sort(key=lambda s: s.priority)  # more urgent first (HIP rule 8)
+        for stream in ready:
+            self._serve(stream)
+
+    def _serve(self, stream: HostStream) -> None:
+        if stream.served:
+            return  # its worker looks again before it goes idle
+        stream.served = True
+        if self._idle:
+            worker = self._idle.pop()
+            with worker.condition:
+                worker.stream = stream
+                worker.condition.notify()
+            return
+        worker = _Worker(self.scheduler, stream)
+        generation = self._generation
+        self.scheduler.spawn(lambda: self._serve_forever(worker, generation), name=f"nobounce-{self.name}")
+
+    # workers
+
+    def _serve_forever(self, worker: _Worker, generation: int) -> None:
+        while True:
+            stream = worker.stream
+            if stream is not None:
+                worker.stream = None
+                self._drain(stream, generation)
+            if generation != self._generation:
+                return
+            stream = None
+            with self.lock:
+                if len(self._idle) >= _MOST_IDLE:
+                    return
+                self._idle.append(worker)
+            with worker.condition:
+                if worker.stream is None:
+                    worker.condition.wait(_IDLE_SECONDS)
+                if worker.stream is not None:
+                    continue
+            with self.lock:
+                if worker in self._idle:
+                    self._idle.remove(worker)
+                    return
+
+    def _drain(self, stream: HostStream, generation: int) -> None:
+        """Run what is ready in one stream until nothing is."""
+        self.lock.acquire()
+        try:
+            while (op := stream.ready) is not None:
+                stream.ready = None
+                self.lock.release()
+                try:
+                    if generation != self._generation:
+                        return
+                    self._do(op)
+                finally:
+                    self.lock.acquire()
+                if generation != self._generation:
+                    return
+                self._after_work(op)
+            stream.served = False
+        finally:
+            self.lock.release()
+
+    def _run(self, op: Op) -> None:
+        """Run an op on the submitter's thread."""
+        try:
+            self._do(op)
+        finally:
+            with self.lock:
+                self._after_work(op)
+
+    def _do(self, op: Op) -> None:
+        work = op.work
+        if work is None:
+            return
+        try:
+            if op.gate is None:
+                work()
+            else:
+                run_host_function(work)
+        except (Exception, KeyboardInterrupt, SystemExit) as e:
+            op.error = e if isinstance(e, Exception) else RuntimeError(f"{type(e).__name__} in a stream")
+
+    def _after_work(self, op: Op) -> None:
+        gate = op.gate
+        if gate is not None and not gate.opened:
+            gate.parked = op
+            return
+        if gate is not None:
+            self._gates.discard(gate)
+        self._finish(op)
+
+    def open_gate(self, gate: HostGate) -> None:
+        with self.lock:
+            if gate.opened:
+                return
+            gate.opened = True
+            if gate.parked is not None:
+                parked, gate.parked = gate.parked, None
+                self._gates.discard(gate)
+                self._finish(parked)
+
+    # the host waits
+
+    def wait(self, ops: Iterable[Op]) -> None:
+        """Until all have ended."""
+        if sys.is_finalizing():
+            return  # workers are gone: nothing would ever end
+        with self.lock:
+            pending = [op for op in ops if not op.done]
+            if not pending:
+                return
+            latch = Latch(self.scheduler, len(pending))
+            for op in pending:
+                op.latches.append(latch)
+        latch.wait()
+
+    def covered(self, tickets: frozenset[int]) -> None:
+        """The host knows that these stream-ordered allocations have happened."""
+        if tickets:
+            with self.lock:
+                self.live_tickets -= tickets
+
+    def tail(self, stream: HostStream) -> list[Op]:
+        with self.lock:
+            return [stream.queue[-1]] if stream.queue else []
+
+    def tails(self, device: HostDevice, *, blocking_only: bool = False) -> list[Op]:
+        with self.lock:
+            return [s.queue[-1] for s in device.busy if not (blocking_only and s.nonblocking)]
+
+    def take_errors(
+        self, device: HostDevice, wanted: Callable[[HostStream, int], bool] | None = None
+    ) -> list[Exception]:
+        """Asynchronous errors not delivered yet (HIP rule 78); each is handed out once."""
+        if not device.errors:
+            return []
+        with self.lock:
+            taken = [e for s, n, e in device.errors if wanted is None or wanted(s, n)]
+            device.errors[:] = [x for x in device.errors if x[2] not in taken]
+            return taken
+
+    def forget_error(self, op: Op) -> None:
+        """The submitter raises it itself."""
+        with self.lock:
+            errors = op.stream.device.errors
+            errors[:] = [x for x in errors if x[2] is not op.error]
+
+    # the end of the process, and fork
+
+    def open_all_gates(self) -> None:
+        for gate in list(self._gates):
+            gate.open()
+
+    def restart(self, devices: Iterable[HostDevice]) -> None:
+        """In a forked child: nothing of the parent's pending work will run here, and whoever syncs is told so."""
+        self._generation += 1
+        self.lock = self.scheduler.lock()
+        self._idle = []
+        for gate in self._gates:
+            gate.opened, gate.parked = True, None
+        self._gates = set()
+        for device in devices:
+            for stream in list(device.busy):
+                lost = DeviceError(
+                    "fork",
+                    RuntimeStatus.ContextIsDestroyed,
+                    detail="work pending at fork() runs in the parent only",
+                )
+                device.errors.append((stream, stream.submitted, lost))
+                for op in stream.queue:
+                    op.done, op.work, op.dependents, op.latches = True, None, [], []
+                stream.queue.clear()
+                stream.ready, stream.served = None, False
+            device.busy.clear()
+
+
+def run_host_function(fn: Work) -> None:
+    """Run a user's function with the runtime closed to it (HIP rule 41)."""
+    inside.host_call = True
+    try:
+        fn()
+    finally:
+        inside.host_call = False
