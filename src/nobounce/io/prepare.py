@@ -60,7 +60,7 @@ def transfer(
     file._enter()
     try:
         with view.in_use():
-            view.wait_ready()
+            view.wait()
             request = make_request(file, op, memory_of(view), view.device, where, require, cache)
             pool = engine_for(view.device._runtime)
             job = make_job(file, request, judge(request), view, pool, fsync=fsync, progress=progress)
