@@ -6,9 +6,8 @@ import contextlib
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 from nobounce import reaper
 from nobounce.device import Device
@@ -16,9 +15,6 @@ from nobounce.errors import OutOfMemoryError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import Runtime
 from nobounce.stream import Stream
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Freeing = Literal["foreign", "device", "async", "pinned"]
 _HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MANAGED, MemoryKind.PAGEABLE})
@@ -91,7 +87,7 @@ class Allocation:
             view = memoryview(array).cast("B")
         return view.toreadonly() if self.read_only else view
 
-    def array(self) -> np.ndarray[Any, Any]:
+    def array(self) -> Any:
         """All of it as one uint8 array that keeps this allocation alive; slices of it are cheap."""
         found = self._array() if self._array is not None else None
         if found is None:
@@ -99,7 +95,7 @@ class Allocation:
 
             found = np.asarray(self.view(0, self.nbytes)) if self.nbytes else np.empty(0, np.uint8)
             self._array = weakref.ref(found)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def copy_to_host(self, offset: int, nbytes: int) -> bytearray:
         """A fresh host copy, waited for. The runtime relays through pinned memory of its own."""
@@ -112,19 +108,19 @@ class Allocation:
                 runtime.copy(target, self.address + offset, nbytes)
         return data
 
-    def __del__(self) -> None:
+    def __del__(self, later: Callable[..., None] = reaper.later) -> None:
         freeing: Freeing = getattr(self, "_freeing", "foreign")
-        if freeing == "foreign" or not self.address or self._born != reaper.generation():
+        if freeing == "foreign" or not self.address:
             return
         runtime = self.device._runtime
-        work = partial(_free, runtime, self.address, freeing, self.stream)
-        if getattr(_closing, "errors", None) is None:
-            reaper.later(runtime.scheduler, self._born, work)
+        errors = getattr(_closing, "errors", None)
+        if errors is None or self._born != reaper.generation():
+            later(runtime.scheduler, self._born, _free, runtime, self.address, freeing, self.stream)
             return
         try:
-            work()
+            _free(runtime, self.address, freeing, self.stream)
         except Exception as error:  # noqa: BLE001 - free_here raises it
-            _closing.errors.append(error)
+            errors.append(error)
 
 
 _closing = threading.local()
@@ -134,7 +130,8 @@ _closing = threading.local()
 @contextlib.contextmanager
 def free_here() -> Iterator[None]:
     """Allocations whose last reference goes inside are freed at once, and an error is raised at the end."""
-    _closing.errors = errors = []
+    errors: list[Exception] = []
+    _closing.errors = errors
     try:
         yield
     finally:

@@ -57,7 +57,13 @@ class Buffer:
         "_uses",
     )
 
+    _address: int
     _allocation: Allocation | None
+    _closed: bool
+    _exported: bool
+    _lock: threading.Lock
+    _nbytes: int
+    _uses: int
 
     def __init__(self) -> None:
         raise TypeError("a Buffer is made by Device.allocate(), Buffer.from_handle() or as_buffer()")

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nobounce.config import settings
-from nobounce.errors import ArgumentError, DeviceError, UnavailableError
+from nobounce.errors import ArgumentError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import registry
 from nobounce.runtimes.base import LEGACY_STREAM, Capabilities, DeviceInfo, Runtime
@@ -36,12 +36,16 @@ class Device:
 
     def __init__(self, spec: DeviceLike = None) -> None:
         self._runtime, self._ordinal = _resolve(spec)
-        self._name = _name(self._runtime, self._ordinal)
+        self._name = registry.device_name(self._runtime, self._ordinal)
 
     @classmethod
     def _of(cls, runtime: Runtime, ordinal: int) -> Device:
         device = cls.__new__(cls)
-        device._runtime, device._ordinal, device._name = runtime, ordinal, _name(runtime, ordinal)
+        device._runtime, device._ordinal, device._name = (
+            runtime,
+            ordinal,
+            registry.device_name(runtime, ordinal),
+        )
         return device
 
     @property
@@ -213,24 +217,20 @@ def _resolve_foreign(kind: str, index: int | None) -> tuple[Runtime, int]:
     return registry.parse_device(name if index is None else f"{name}:{index}")
 
 
-def _name(runtime: Runtime, ordinal: int) -> str:
-    return "cpu" if runtime.name == "cpu" else f"{runtime.name}:{ordinal}"
-
-
 def devices() -> list[Device]:
     """Every device that works, GPUs first; `unavailable()` says why the others are missing."""
     found: list[Device] = []
     for name in RUNTIMES:
-        runtime = _try(name)
-        if not isinstance(runtime, str):
+        if not registry.absent_because(name):
+            runtime = registry.get(name)
             found.extend(Device._of(runtime, i) for i in range(runtime.device_count()))
     return found
 
 
 def unavailable() -> dict[str, str]:
     """Runtimes without a working device, and why."""
-    answers = {name: _try(name) for name in RUNTIMES}
-    return {name: answer for name, answer in answers.items() if isinstance(answer, str)}
+    answers = {name: registry.absent_because(name) for name in RUNTIMES}
+    return {name: why for name, why in answers.items() if why}
 
 
 def default_device() -> Device:
@@ -239,16 +239,6 @@ def default_device() -> Device:
     if chosen:
         return Device(chosen)
     for name in GPU_RUNTIMES:
-        runtime = _try(name)
-        if not isinstance(runtime, str):
-            return Device._of(runtime, 0)
+        if not registry.absent_because(name):
+            return Device._of(registry.get(name), 0)
     return Device("cpu")
-
-
-def _try(name: str) -> Runtime | str:
-    """The runtime, or why it has no working device."""
-    try:
-        runtime = registry.get(name)
-        return runtime if runtime.device_count() > 0 else "it has no device"
-    except (UnavailableError, DeviceError) as error:
-        return str(error)

@@ -4,6 +4,7 @@
     |
     |   yours: the call, the setting or the file's content is wrong; nothing has moved
     +-- ArgumentError (ValueError)             a bad offset, size, device name, flag
+    |   +-- ExportError (BufferError)          memory that DLPack cannot hand out this way
     +-- ConfigError (ValueError)               an environment variable, or two that contradict each other
     +-- ClosedError (ValueError)               a file, buffer, stream or event used after its end
     +-- BusyError (RuntimeError)               freed or changed while a transfer uses it
@@ -45,6 +46,10 @@ class NobounceError(Exception):
 
 class ArgumentError(NobounceError, ValueError):
     """An argument that can never work; nothing has moved."""
+
+
+class ExportError(ArgumentError, BufferError):
+    """Memory that cannot be handed out this way; the array API wants a BufferError for it."""
 
 
 class ConfigError(NobounceError, ValueError):

@@ -15,10 +15,11 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from nobounce.clock import THREADS, Scheduler
 
-Work = Callable[[], None]
+Work = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class _State:
@@ -43,8 +44,8 @@ def generation() -> int:
 
 
 def exiting() -> bool:
-    """Whether the interpreter is going down."""
-    return _exiting
+    """Whether the interpreter is going down; module globals become None then, hence the odd test."""
+    return _exiting is not False
 
 
 def start() -> None:
@@ -56,17 +57,17 @@ def start() -> None:
                 _state.started = True
 
 
-def later(scheduler: Scheduler, born: int, work: Work) -> None:
-    """Do `work` soon on the reaper's thread; never raises, safe in a finaliser.
+def later(scheduler: Scheduler, born: int, fn: Callable[..., object], *arguments: Any) -> None:
+    """Call `fn` soon on the reaper's thread; never raises, safe in a finaliser.
 
     With a stepped scheduler a free-running thread would spoil the schedule: there the work waits for `drain`.
     """
-    if _exiting or born != _generation:
+    if _exiting is not False or born != _generation:
         return
     if scheduler is THREADS:
-        _state.queue.put(work)
+        _state.queue.put((fn, arguments))
     else:
-        _state.patient.append(work)
+        _state.patient.append((fn, arguments))
 
 
 def drain() -> None:
@@ -97,9 +98,10 @@ def _run() -> None:
 
 
 def _do(work: Work) -> None:
+    fn, arguments = work
     if not _exiting:
         with contextlib.suppress(Exception):  # a lost device cannot be freed on, and nobody is there to tell
-            work()
+            fn(*arguments)
 
 
 def _stop() -> None:

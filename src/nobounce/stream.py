@@ -7,8 +7,8 @@ stream's own device current, and the caller's is restored (HIP rule 7, case C98)
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -48,7 +48,12 @@ class Stream:
 
     __slots__ = ("__weakref__", "_born", "_closed", "_device", "_handle", "_owned", "_owner")
 
+    _born: int
+    _closed: bool
     _device: Device | None
+    _handle: int
+    _owned: bool
+    _owner: object
 
     def __init__(self) -> None:
         raise TypeError("a Stream is made by Device.create_stream() or Stream.from_handle()")
@@ -169,10 +174,10 @@ class Stream:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, later: Callable[..., None] = reaper.later) -> None:
         if getattr(self, "_owned", False) and not self._closed and self._device is not None:
             runtime = self._device._runtime
-            reaper.later(runtime.scheduler, self._born, partial(runtime.stream_destroy, self._handle))
+            later(runtime.scheduler, self._born, runtime.stream_destroy, self._handle)
 
     def __repr__(self) -> str:
         where = self._device.name if self._device is not None else "default device"
@@ -192,6 +197,12 @@ class Event:
     """
 
     __slots__ = ("__weakref__", "_born", "_closed", "_device", "_handle", "_options")
+
+    _born: int
+    _closed: bool
+    _device: Device
+    _handle: int
+    _options: EventOptions
 
     def __init__(self) -> None:
         raise TypeError("an Event is made by Device.create_event() or Stream.record()")
@@ -254,10 +265,10 @@ class Event:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, later: Callable[..., None] = reaper.later) -> None:
         if hasattr(self, "_options") and not self._closed:
             runtime = self._device._runtime
-            reaper.later(runtime.scheduler, self._born, partial(runtime.event_destroy, self._handle))
+            later(runtime.scheduler, self._born, runtime.event_destroy, self._handle)
 
     def __repr__(self) -> str:
         return f"<Event {self._handle:#x} on {self._device.name}{', closed' if self._closed else ''}>"
