@@ -10,11 +10,12 @@ and share one object.
 
 from __future__ import annotations
 
+import json
 import re
 from functools import partial
 from typing import Any, NamedTuple
 
-from nobounce.formats.strictjson import loads, raw_decode
+from nobounce.formats.strictjson import raw_decode
 from nobounce.formats.tensorinfo import Layout, TensorInfo, layout
 
 _PIECE = 1 << 20  # characters scanned at a time
@@ -110,11 +111,12 @@ def _scan_piece(
     if sum(len("".join(g)) for g in groups) + spelling.overhead * len(matches) != len(piece):
         return False
     names, kinds, starts, ends = (groups[i] for i in spelling.order)
-    for kind in set(kinds) - layouts.keys():
-        try:
-            fields = loads("{" + kind + "}")
-        except ValueError:
-            return False
+    fresh = list(set(kinds) - layouts.keys())
+    try:
+        described = json.loads("[{" + "},{".join(fresh) + "}]") if fresh else []
+    except ValueError:
+        return False
+    for kind, fields in zip(fresh, described, strict=True):
         judged = layout(fields["dtype"], fields["shape"])
         if isinstance(judged, str):
             return False

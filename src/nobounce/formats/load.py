@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -254,6 +255,19 @@ def _hand_out(
     model: Model, header: Header, spot: Placement, slab: Buffer, framework: Framework | None
 ) -> None:
     make = Tensor.maker(slab, framework)
-    for info, offset in zip(header.tensors.values(), spot.offsets, strict=True):
-        model[info.name] = make(offset, info.shape, info.dtype, info.nbytes)
+    with _no_collection():
+        for info, offset in zip(header.tensors.values(), spot.offsets, strict=True):
+            model[info.name] = make(offset, info.shape, info.dtype, info.nbytes)
     slab.close()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Thousands of new objects, none of them garbage: a collector beside an imported torch would cost more than the work."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

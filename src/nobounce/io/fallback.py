@@ -166,7 +166,9 @@ def _host_io(t: Target, address: int, file_offset: int, nbytes: int) -> tuple[in
     while done < nbytes:
         ask = min(nbytes - done, t.max_nbytes, MAX_RW_COUNT)
         try:
-            moved = call(t.buffered_fd, address + done, ask, file_offset + done, flags)
+            moved = call(
+                t.buffered_fd, address + done, ask, file_offset + done, flags, scheduler=t.runtime.scheduler
+            )
         except OSError as e:
             if e.errno == errno.EINTR:
                 continue
