@@ -23,8 +23,9 @@ from typing import NoReturn, Protocol
 
 from nobounce.errors import InternalError
 
+_SIGNALS_S = 1.0  # real seconds: a signal that comes just before main blocks is handled when this has passed
 _PATIENCE_S = (
-    10.0  # real seconds that main waits for a task which should end or reach a point, before it is given up
+    10.0  # real seconds that main waits for a task which should end or reach a point, then gives it up
 )
 
 
@@ -243,31 +244,39 @@ class Baton:
 
     def _switch(self, task: BatonTask, chosen: BatonTask) -> None:
         self._current = chosen
-        chosen.baton.release()
         if task is not self.main:
+            chosen.baton.release()
             task.baton.acquire()
             if task.ended_early:
                 raise Ended
             return
         try:
-            task.baton.acquire()
+            chosen.baton.release()
+            while not task.baton.acquire(timeout=_SIGNALS_S):
+                pass
         except BaseException as error:  # from a signal handler: it travels on once the others have stopped
             self._failure = error
             if self._current is task:
                 task.baton.acquire(blocking=False)
-            elif not self._reclaim(task):
-                raise
+            else:
+                back = False
+                try:
+                    back = self._reclaim(task)
+                finally:
+                    self.closed = not back
+                if not back:
+                    raise
         if self._failure is not None:
             self._fail(self._failure)
 
     def _reclaim(self, main: BatonTask) -> bool:
         """Wait for the running task to hand over to main; else the program is lost, with its threads."""
-        got = False
+        back = False
         try:
-            got = main.baton.acquire(timeout=_PATIENCE_S)
+            back = main.baton.acquire(timeout=_PATIENCE_S)
         finally:
-            self.closed = self.closed or not got
-        return got
+            self.closed = not back
+        return back
 
     def _fail(self, failure: BaseException) -> NoReturn:
         self._failure, self.failed = None, True

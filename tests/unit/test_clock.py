@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nobounce import clock_baton
 from nobounce.clock import THREADS, Scheduler
 from nobounce.clock_stepper import DeadlockError, StepLimitError, Stepper, release_threads
 from nobounce.errors import ArgumentError, InternalError
@@ -265,6 +266,26 @@ def test_after_a_deadlock_main_can_clean_up() -> None:
     assert cleaned == [True]
 
 
+def test_a_wait_cut_short_by_a_deadlock_holds_its_lock_again() -> None:
+    with Stepper(0, spurious=0) as stepper:
+        condition = stepper.condition()
+        with condition:
+            with pytest.raises(DeadlockError):
+                condition.wait()
+            assert condition.acquire(blocking=False) is False
+
+
+def test_a_wait_cut_short_whose_lock_is_lost_still_tells_of_the_deadlock() -> None:
+    def program(stepper: Stepper) -> None:
+        condition = stepper.condition()
+        stepper.spawn(in_turn(condition.acquire, condition.acquire), name="greedy")
+        with condition:
+            condition.wait()
+
+    with pytest.raises(DeadlockError, match="greedy waits for condition 1, held by greedy"):
+        Stepper.run(program, seed=0, spurious=0)
+
+
 def test_a_lost_wakeup_is_found_by_some_seed() -> None:
     def wrong(stepper: Stepper) -> None:
         relay(stepper, [2, 2], 2, 1, correct=False)
@@ -435,10 +456,32 @@ def test_a_timed_wait_says_whether_it_was_notified() -> None:
             stepper.spawn(tell, name="teller")
             assert condition.wait(5) is True
             assert stepper.now() == 3.5
-            assert condition.wait(1) is False  # the old timer is void
+            assert condition.wait(10) is False  # the timer of the wait before is void
+            assert stepper.now() == 13.5
 
     for seed in range(20):
         Stepper.run(program, seed=seed, spurious=0)
+
+
+def test_a_wait_that_timed_out_takes_no_later_notify() -> None:
+    def program(stepper: Stepper) -> list[bool]:
+        condition, log = stepper.condition(), []
+
+        def wait(timeout: float | None) -> None:
+            with condition:
+                log.append(condition.wait(timeout))
+            stepper.sleep(100)
+
+        stepper.spawn(partial(wait, 1), name="impatient")
+        stepper.sleep(2)
+        stepper.spawn(partial(wait, None), name="patient").join(20)
+        with condition:
+            condition.notify()
+        stepper.settle()
+        return log
+
+    for seed in range(20):
+        assert Stepper.run(program, seed=seed, spurious=0) == [False, True]
 
 
 def test_a_wait_without_an_end_is_no_timer() -> None:
@@ -497,6 +540,17 @@ def test_notify_wakes_as_many_as_asked_and_the_seed_picks_them() -> None:
     assert {next(iter(woken(seed, 1))) for seed in range(60)} == {0, 1, 2, 3}
 
 
+def test_notify_is_forgotten_when_nobody_waits() -> None:
+    def program(stepper: Stepper) -> None:
+        condition = stepper.condition()
+        with condition:
+            condition.notify_all()
+            condition.wait()
+
+    with pytest.raises(DeadlockError):
+        Stepper.run(program, seed=0, spurious=0)
+
+
 def test_spurious_wakeups_come_by_seed_and_not_always() -> None:
     counts = [len(woken(seed, 0, spurious=0.1)) for seed in range(40)]
     assert 0 in counts
@@ -546,6 +600,36 @@ def test_idle_daemons_are_unwound_at_the_end() -> None:
 
     Stepper.run(program, seed=0)
     assert log == ["unwound", "unwound"]
+
+
+def test_unwinding_raises_nothing_of_its_own() -> None:
+    """Neither for a lock that a wait cannot take back, nor from a `finally` that fails: no real daemon is unwound."""
+    log: list[str] = []
+
+    def program(stepper: Stepper) -> None:
+        shared, forever = stepper.condition(), stepper.condition()
+
+        def wait() -> None:
+            try:
+                with shared:
+                    shared.wait()
+            except InternalError:
+                log.append("release failed")
+            finally:
+                log.append("unwound")
+                fail()
+
+        def hold() -> None:
+            shared.acquire()
+            with forever:
+                forever.wait()
+
+        stepper.spawn(wait, name="waiter")
+        stepper.settle()
+        stepper.spawn(hold, name="holder")
+
+    Stepper.run(program, seed=0, spurious=0)
+    assert log == ["unwound"]
 
 
 def test_a_task_that_never_ran_does_not_start_at_close() -> None:
@@ -679,17 +763,21 @@ def test_garbage_collection_is_held_back_and_given_back() -> None:
 
 def test_an_interrupt_in_main_stops_the_others_first() -> None:
     """Ctrl-C, or a test's alarm, arrives while main waits for its turn."""
-    stopped: list[bool] = []
+    stopped: list[str] = []
+    handled = threading.Event()
 
     def spin() -> None:
         try:
             os.kill(os.getpid(), signal.SIGUSR1)
-            while True:
+            handled.wait(10)
+            for _ in range(900_000):
                 stepper.checkpoint()
+            stopped.append("late")
         finally:
-            stopped.append(True)
+            stopped.append("unwound")
 
     def interrupt(*_: object) -> None:
+        handled.set()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
@@ -698,7 +786,43 @@ def test_an_interrupt_in_main_stops_the_others_first() -> None:
             stepper.spawn(spin, name="spinner").join()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert stopped == [True]
+    assert stopped == ["unwound"]
+
+
+def test_a_task_that_blocks_for_real_cannot_hang_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Main gives it up after a while: at an interrupt, and at close."""
+    monkeypatch.setattr(clock_baton, "_PATIENCE_S", 0.02)
+    interrupted = KeyboardInterrupt("now")
+
+    def interrupt(*_: object) -> None:
+        raise interrupted
+
+    gate = threading.Event()
+
+    def block() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        gate.wait()
+
+    def linger() -> None:
+        try:
+            stepper.sleep(1)
+        finally:
+            gate.wait()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="now"):
+            Stepper.run(lambda s: s.spawn(block, name="blocker").join(), seed=0)
+        stepper = Stepper(0)
+        stepper.spawn(linger, name="lingerer").join(0.5)
+        with pytest.raises(InternalError, match="task lingerer does not end"):
+            stepper.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        gate.set()
+        for thread in threading.enumerate():
+            if thread.name == "nobounce-stepper":
+                thread.join(10)
 
 
 def test_two_thousand_programs_take_seconds_and_few_threads() -> None:
