@@ -115,7 +115,7 @@ def _from_numpy(obj: Any) -> Buffer | None:
     nbytes = itemsize
     for dim in shape:
         nbytes *= dim
-    return _over(address, nbytes, Device("cpu"), obj, read_only=bool(read_only))
+    return _over(address, nbytes, _cpu(), obj, read_only=bool(read_only))
 
 
 def _from_cuda_array(obj: Any) -> Buffer | None:
@@ -154,7 +154,7 @@ def _from_memory(obj: Any) -> Buffer | None:
         address = raw.buf or 0
     finally:
         _release_buffer(ctypes.byref(raw))
-    return _over(address, view.nbytes, Device("cpu"), view, read_only=view.readonly)
+    return _over(address, view.nbytes, _cpu(), view, read_only=view.readonly)
 
 
 def _from_dlpack(obj: Any) -> Buffer | None:
@@ -191,7 +191,7 @@ def _foreign_buffer(foreign: dlpack.Foreign) -> Buffer:
     if name is None:
         raise ArgumentError(f"DLPack device type {foreign.device_type} is unknown here")
     ordinal = 0 if foreign.device_type in (dlpack.CUDA_HOST, dlpack.ROCM_HOST) else foreign.device_id
-    device = Device("cpu") if name == "cpu" else Device(f"{name}:{ordinal}")
+    device = _cpu() if name == "cpu" else Device(f"{name}:{ordinal}")
     return _over(foreign.address, foreign.nbytes, device, foreign.owner, read_only=foreign.read_only)
 
 
@@ -200,6 +200,10 @@ def _over(address: int, nbytes: int, device: Device, owner: object, *, read_only
         address = 0
     kind = device._runtime.pointer_info(address).kind if address else MemoryKind.PAGEABLE
     return Buffer._of(Allocation(address, nbytes, device, kind, owner=owner, read_only=read_only))
+
+
+def _cpu() -> Device:
+    return Device._of(registry.get("cpu"), 0)
 
 
 def _itemsize(typestr: str) -> int:

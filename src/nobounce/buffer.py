@@ -248,7 +248,7 @@ class Buffer:
                 f"the host cannot reach {allocation.kind.value} memory of {allocation.device}: copy it"
             )
         allocation.wait()
-        return allocation.view(self._address - allocation.address if self._nbytes else 0, self._nbytes)
+        return allocation.view(self._locate(0, self._nbytes), self._nbytes)
 
     def __buffer__(self, flags: int, /) -> memoryview:
         return self.view()
@@ -281,13 +281,11 @@ class Buffer:
 
         return Tensor(self, (self._nbytes,), "U8")
 
-    def _part(self, offset: int, nbytes: int) -> Buffer:
-        """A Buffer of some of the bytes; closing it leaves the others alone."""
+    def _locate(self, offset: int, nbytes: int) -> int:
+        """Where `nbytes` bytes at `offset` of this buffer begin in its allocation."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
             raise ArgumentError(f"{nbytes} bytes at {offset} leave a buffer of {self._nbytes} bytes")
-        allocation = self.allocation
-        base = self._address - allocation.address if self._nbytes else 0
-        return Buffer._of(allocation, base + offset, nbytes)
+        return self._address - self.allocation.address + offset if self._nbytes else 0
 
     def __enter__(self) -> Buffer:
         return self

@@ -44,15 +44,17 @@ class Tensor:
     def __init__(self, buffer: Buffer, shape: Iterable[Any], dtype: str | DType, *, offset: int = 0) -> None:
         kind = dtype if isinstance(dtype, DType) else lookup(dtype)
         dims = tuple(shape)
-        if any(isinstance(d, bool) or not isinstance(d, int) or d < 0 for d in dims):
-            raise ArgumentError(f"shape {list(dims)} is not made of whole numbers from 0 on")
-        bits = prod(dims) * kind.bits
+        bits = kind.bits
+        for dim in dims:
+            if not isinstance(dim, int) or dim < 0 or isinstance(dim, bool):
+                raise ArgumentError(f"shape {list(dims)} is not made of whole numbers from 0 on")
+            bits *= dim
         if bits % 8:
             raise ArgumentError(f"{kind.name} {list(dims)} has {bits} bits, which are no whole bytes")
-        part = buffer._part(offset, bits // 8)
-        self._allocation = part.allocation
-        self._offset = part._address - self._allocation.address
-        self._shape, self._dtype, self._nbytes = dims, kind, bits // 8
+        nbytes = bits // 8
+        self._allocation = buffer.allocation
+        self._offset = buffer._locate(offset, nbytes)
+        self._shape, self._dtype, self._nbytes = dims, kind, nbytes
 
     @classmethod
     def maker(cls, buffer: Buffer, framework: Literal["numpy", "torch"] | None = None) -> Maker:
@@ -293,6 +295,15 @@ class Tensor:
         return f"<Tensor {self._dtype.name} {list(self._shape)} on {self.device.name}>"
 
 
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a C-contiguous array."""
+    strides, step = [], 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
+
+
 def _unknown(device: Device) -> str:
     return f"no framework knows memory of {device}: numpy() and torch() copy it to the host"
 
@@ -323,22 +334,26 @@ def _torch_maker(buffer: Buffer) -> Maker:
     module = _torch()
     whole = Tensor(buffer, (buffer.nbytes,), "U8").torch()
     start = whole.data_ptr()
-    views: dict[Any, Any] = {}
+    views: dict[DType, Any] = {}
+    layouts: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def make(offset: int, shape: tuple[int, ...], dtype: DType, nbytes: int) -> Any:
-        kind = torch_dtype(dtype, module)
         dims = array_shape(dtype, shape) if dtype.packed else shape
-        if not nbytes:
-            return module.empty(dims, dtype=kind, device=whole.device)
         size = max(1, dtype.bits // 8)
+        if not nbytes:
+            return module.empty(dims, dtype=torch_dtype(dtype, module), device=whole.device)
         if (
             offset % size or start % size
         ):  # torch's views need an aligned place; a capsule of its own does not
             return Tensor(buffer, shape, dtype, offset=offset).torch()
-        words = views.get(kind)
+        words = views.get(dtype)
         if words is None:
-            words = views[kind] = whole[: buffer.nbytes // size * size].view(kind)
-        return words[offset // size : (offset + nbytes) // size].view(dims)
+            whole_words = whole[: buffer.nbytes // size * size]
+            words = views[dtype] = whole_words.view(torch_dtype(dtype, module))
+        strides = layouts.get(dims)
+        if strides is None:
+            strides = layouts[dims] = contiguous_strides(dims)
+        return words.as_strided(dims, strides, offset // size)
 
     return make
 
