@@ -13,6 +13,7 @@ _NAMES = {
         "ClosedError",
         "ConfigError",
         "DeviceError",
+        "ExportError",
         "FileChangedError",
         "FileError",
         "FileIsDirectoryError",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from nobounce.errors import ClosedError as ClosedError
     from nobounce.errors import ConfigError as ConfigError
     from nobounce.errors import DeviceError as DeviceError
+    from nobounce.errors import ExportError as ExportError
     from nobounce.errors import FileChangedError as FileChangedError
     from nobounce.errors import FileError as FileError
     from nobounce.errors import FileIsDirectoryError as FileIsDirectoryError
