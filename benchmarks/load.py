@@ -14,51 +14,40 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import common
 import files
 import loaders
-from common import GIB, Refused, Sample, State
+import races
+from common import GIB, Refused
+from races import Sample, State
+from verdicts import STATES, Verdict, like_with_like, verdicts
 
 CHILD = str(Path(loaders.__file__))
 SCHEMA, VERSION = "nobounce.benchmarks.load", 1
 PEERS = ("nobounce", "numpy", "ml_dtypes", "torch", "safetensors", "fastsafetensors", "runai-model-streamer")
-SAFETENSORS = ("safetensors-clone", "safetensors-pread", "safetensors-numpy")
-STATES: tuple[State, ...] = ("cold", "warm")
 SLACK = 256 << 20
 TIE = 0.15
 LAZY_RUNS = 2
 # A cold sample that moved less than this share of the file from a block device was served by some cache.
 FROM_DISK = 0.9
-MEMORY_LIMIT = 100_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One line of the issue: what was asked and what was measured; `met` is None where it could not be told."""
-
-    text: str
-    floor: str
-    measured: str
-    met: bool | None
-
-
-class Bench:
+class Bench(races.Results):
     """The runs of one invocation, and what came of them."""
 
     def __init__(self, names: Sequence[str], runs: int, *, quick: bool) -> None:
         self.names, self.runs, self.quick = names, runs, quick
-        self.samples: list[Sample] = []
+        super().__init__()
         self.digests: dict[str, str] = {}
 
     def race(
-        self, file: files.BenchFile, state: State, names: Sequence[str], runs: int, pool: common.Pool
+        self, file: files.BenchFile, state: State, names: Sequence[str], runs: int, pool: races.Pool
     ) -> None:
         """Everybody in `names`, `runs` times, in turns. Raises Refused if a cold sample did not come from the disk."""
-        for run, name in common.rotations(names, runs):
+        for run, name in races.rotations(names, runs):
             pool.fill()
             sample = self._one(file, state, name, run, pool)
             self.samples.append(sample)
@@ -72,7 +61,7 @@ class Bench:
             _progress(f"{file.name} {state} {run + 1}/{runs} {name}")
         _progress("")
 
-    def _one(self, file: files.BenchFile, state: State, name: str, run: int, pool: common.Pool) -> Sample:
+    def _one(self, file: files.BenchFile, state: State, name: str, run: int, pool: races.Pool) -> Sample:
         before = 0
 
         def get_ready() -> None:
@@ -84,7 +73,7 @@ class Bench:
             before = common.resident_bytes(file.path)
             pool.free()
 
-        answer = common.run_child([CHILD, name, str(file.path)], get_ready)
+        answer = races.run_child([CHILD, name, str(file.path)], get_ready)
         pool.free()
         after = common.resident_bytes(file.path)
         head = (name, file.name, state, run)
@@ -100,15 +89,6 @@ class Bench:
             error=error,
             **answer,
         )
-
-    def of(self, file: str, state: State, name: str) -> list[Sample]:
-        """The good samples of one loader."""
-        return [s for s in self.samples if (s.file, s.state, s.loader) == (file, state, name) and not s.error]
-
-    def median(self, file: str, state: State, name: str) -> float | None:
-        """Median seconds; None without a good sample."""
-        good = self.of(file, state, name)
-        return common.spread([s.seconds for s in good])[0] if good else None
 
     def present(self, file: str, state: State) -> list[str]:
         """Loaders with a good sample, fastest first; the lazy ones come last: theirs is another job."""
@@ -131,9 +111,9 @@ def print_table(bench: Bench, file: files.BenchFile, state: State) -> None:
     real = [n for n in bench.present(file.name, state) if not loaders.LOADERS[n].lazy]
     for name in bench.present(file.name, state):
         kind, good = loaders.LOADERS[name], bench.of(file.name, state, name)
-        middle, low, high = common.spread([s.seconds for s in good])
+        middle, low, high = races.spread([s.seconds for s in good])
         user, system, cache = (
-            common.spread([float(getattr(s, key)) for s in good])[0]
+            races.spread([float(getattr(s, key)) for s in good])[0]
             for key in ("user_seconds", "system_seconds", "cache_growth_bytes")
         )
         peak = max(s.peak_growth_bytes for s in good)
@@ -169,73 +149,6 @@ def route_of(sample: Sample) -> str:
     }
     whole = sum(parts.values()) or 1
     return ", ".join(f"{k} {v / whole:.0%}" for k, v in parts.items() if v) + f" ({r['evidence']})"
-
-
-def verdicts(bench: Bench, done: Sequence[files.BenchFile]) -> list[Verdict]:
-    """The floors of the load path, by medians; for numpy and torch the same comparison, with their own kind."""
-    lines: list[Verdict] = []
-    for f in done:
-        lines.append(_ratio(bench, f, "cold", "nobounce", ("odirect",), 0.95))
-        lines.append(_ratio(bench, f, "warm", "nobounce", SAFETENSORS, 2.5))
-        lines.append(
-            _ratio(bench, f, "warm", "nobounce", ("readinto",), {"large": 2.0, "small": 1.4}[f.name])
-        )
-        good = bench.of(f.name, "cold", "nobounce") + bench.of(f.name, "warm", "nobounce")
-        peak = max((s.peak_growth_bytes for s in good), default=None)
-        lines.append(
-            Verdict(
-                f"{f.name}: growth of peak memory beyond the tensors",
-                f"< {MEMORY_LIMIT // 1_000_000} MB",
-                "not measured" if peak is None else f"{peak / 1e6:.1f} MB",
-                None if peak is None else peak < MEMORY_LIMIT,
-            )
-        )
-        for state in STATES:
-            kept = bench.of(f.name, state, "nobounce-avoid")
-            change = max((abs(s.cache_growth_bytes) for s in kept), default=None)
-            lines.append(
-                Verdict(
-                    f"{f.name}, {state}: change of the page cache with cache='avoid'",
-                    "0 bytes",
-                    "not measured" if change is None else f"{change:,} bytes",
-                    None if change is None else change == 0,
-                )
-            )
-    return lines
-
-
-def _ratio(
-    bench: Bench, file: files.BenchFile, state: State, name: str, against: Sequence[str], floor: float
-) -> Verdict:
-    """`floor` can only be met against all of `against`: the fastest of two says nothing of the third."""
-    ours = bench.median(file.name, state, name)
-    theirs = {n: m for n in against if (m := bench.median(file.name, state, n)) is not None}
-    text = f"{file.name}, {state}: {name} against "
-    if ours is None or not theirs:
-        return Verdict(
-            text + ("safetensors" if against == SAFETENSORS else against[0]),
-            f">= {floor:.2f}x",
-            "not measured",
-            None,
-        )
-    best = min(theirs, key=lambda n: theirs[n])
-    ratio = theirs[best] / ours
-    absent = [n for n in against if n not in theirs]
-    measured = f"{ratio:.2f}x" + (f", without {', '.join(absent)}" if absent else "")
-    return Verdict(
-        text + best, f">= {floor:.2f}x", measured, None if absent and ratio >= floor else ratio >= floor
-    )
-
-
-def like_with_like(bench: Bench, done: Sequence[files.BenchFile]) -> list[str]:
-    """Warm, framework by framework: numpy arrays beside numpy arrays, torch tensors beside torch tensors. No floors."""
-    pairs = (("nobounce-numpy", ("safetensors-numpy", "readinto")), ("nobounce-torch", SAFETENSORS[:2]))
-    lines = []
-    for f in done:
-        for name, against in pairs:
-            found = [_ratio(bench, f, "warm", name, (other,), 0.0) for other in against]
-            lines += [f"{v.text}: {v.measured}" for v in found if v.met is not None]
-    return lines
 
 
 def report(bench: Bench, found: Sequence[Verdict], alike: Sequence[str]) -> int:
@@ -301,7 +214,7 @@ def measure(args: argparse.Namespace, names: list[str], write: Callable[[dict[st
             limit = common.fio_limit(file.path)
             print("limit     " + describe_limit(limit))
         bench.digests[which] = loaders.reference(file.path)
-        pool = common.Pool(file.nbytes + SLACK)
+        pool = races.Pool(file.nbytes + SLACK)
         if pool.nbytes < file.nbytes:
             print(
                 f"note      memory allows a pool of {pool.nbytes / GIB:.2f} GiB only: figures may be low and uneven"
