@@ -16,7 +16,7 @@ from nobounce.runtimes import libc
 from nobounce.runtimes.base import CopyKind
 from nobounce.runtimes.host_calls import api, invalid_value
 from nobounce.runtimes.host_core import INLINE_NBYTES, HostCore, Spot
-from nobounce.runtimes.host_streams import HostDevice, HostStream, Op, Work
+from nobounce.runtimes.host_ops import HostDevice, HostStream, Op, Work
 
 _NO_COMPUTE_UNITS = 1024
 """hipMemcpyDeviceToDeviceNoCU, the one kind outside 0..4 that HIP takes (HIP rule 64)."""

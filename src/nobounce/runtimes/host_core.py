@@ -13,7 +13,8 @@ from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import LEGACY_STREAM, NULL_STREAM, PER_THREAD_STREAM, Runtime
 from nobounce.runtimes.host_calls import invalid_value
 from nobounce.runtimes.host_memory import Allocation, AllocationMap, HostSpace
-from nobounce.runtimes.host_streams import Executor, HostDevice, HostStream, Op, Work
+from nobounce.runtimes.host_ops import HostDevice, HostStream, Op, Work
+from nobounce.runtimes.host_streams import Executor
 
 _handles = itertools.count(0x1000, 0x10)
 _tickets = itertools.count(1)

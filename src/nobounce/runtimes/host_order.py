@@ -8,7 +8,8 @@ from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.base import LEGACY_STREAM, NULL_STREAM, PER_THREAD_STREAM, Gate
 from nobounce.runtimes.host_calls import api, invalid_value
 from nobounce.runtimes.host_core import HostCore, HostEvent
-from nobounce.runtimes.host_streams import HostStream, run_host_function
+from nobounce.runtimes.host_ops import HostStream
+from nobounce.runtimes.host_streams import run_host_function
 
 _LEAST, _GREATEST = 1, -1
 _WAIT_DEFAULT, _WAIT_EXTERNAL = 0, 1

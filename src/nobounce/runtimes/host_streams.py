@@ -12,112 +12,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
 from nobounce.clock import Scheduler
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.base import Gate
-
-Work = Callable[[], object]
+from nobounce.runtimes.host_ops import HostDevice, HostStream, Latch, Op, Work
 
 _IDLE_SECONDS = 5.0
 _MOST_IDLE = 8
 _MOST_ERRORS = 1000
-_NO_TICKETS: frozenset[int] = frozenset()
 
 inside = threading.local()
 """`inside.host_call` is true on a thread that runs a host function (HIP rule 41)."""
-
-
-class HostDevice:
-    """One device's streams."""
-
-    def __init__(self, ordinal: int, name: str) -> None:
-        self.ordinal, self.name = ordinal, name
-        self.busy: set[HostStream] = set()
-        self.errors: list[tuple[HostStream, int, Exception]] = []
-        self.tickets = _NO_TICKETS
-        self.blocking_tickets = _NO_TICKETS
-        self.lost = False
-        self.null = HostStream(self, nonblocking=False, priority=0)
-        self.reaper = HostStream(self, nonblocking=True, priority=0)
-
-
-class HostStream:
-    """A FIFO of ops: `queue` holds those that have not ended."""
-
-    __slots__ = (
-        "__weakref__",
-        "device",
-        "nonblocking",
-        "priority",
-        "queue",
-        "ready",
-        "served",
-        "submitted",
-        "tickets",
-    )
-
-    def __init__(self, device: HostDevice, *, nonblocking: bool, priority: int) -> None:
-        self.device, self.nonblocking, self.priority = device, nonblocking, priority
-        self.queue: deque[Op] = deque()
-        self.ready: Op | None = None
-        self.served = False
-        self.submitted = 0
-        self.tickets = _NO_TICKETS
-
-
-class Op:
-    """One entry of a stream. `work` None is a marker."""
-
-    __slots__ = (
-        "dependents",
-        "done",
-        "error",
-        "gate",
-        "latches",
-        "missing",
-        "number",
-        "stream",
-        "tickets",
-        "time",
-        "timed",
-        "work",
-    )
-
-    def __init__(self, stream: HostStream, number: int, work: Work | None) -> None:
-        self.stream, self.number, self.work = stream, number, work
-        self.missing = 0
-        self.dependents: list[Op] = []
-        self.latches: list[Latch] = []
-        self.done = False
-        self.timed = False
-        self.time = 0.0
-        self.error: Exception | None = None
-        self.gate: HostGate | None = None
-        self.tickets = _NO_TICKETS
-
-
-class Latch:
-    """Lets a host thread wait for several ops."""
-
-    __slots__ = ("condition", "missing")
-
-    def __init__(self, scheduler: Scheduler, missing: int) -> None:
-        self.condition = scheduler.condition()
-        self.missing = missing
-
-    def count_down(self) -> None:
-        with self.condition:
-            self.missing -= 1
-            if self.missing <= 0:
-                self.condition.notify_all()
-
-    def wait(self) -> None:
-        with self.condition:
-            while self.missing > 0:
-                self.condition.wait()
 
 
 class HostGate(Gate):

@@ -20,7 +20,7 @@ from nobounce.runtimes.host import HostRuntime
 from nobounce.runtimes.host_calls import invalid_value
 from nobounce.runtimes.host_core import lost_error
 from nobounce.runtimes.host_memory import DeviceSpace, host_memory_nbytes
-from nobounce.runtimes.host_streams import HostDevice, Work
+from nobounce.runtimes.host_ops import HostDevice, Work
 
 
 class SimDirect(DirectIO):
