@@ -37,6 +37,12 @@ def move(target: Target, chunk: Chunk) -> tuple[int, bool]:
         raise DirectFailure(errno.ENODEV, 0)
     call = direct.read if target.op == "read" else direct.write
     address = target.address + chunk.buffer_offset
+    if target.one_call:
+        try:
+            moved = call(target.device, target.direct_fd, address, chunk.nbytes, chunk.file_offset)
+        except OSError as e:
+            raise DirectFailure(e.errno or errno.EIO, 0) from e
+        return moved, moved < chunk.nbytes
     done = stalls = furthest = 0
     while done < chunk.nbytes:
         ask = min(chunk.nbytes - done, target.max_nbytes // target.align * target.align or target.align)

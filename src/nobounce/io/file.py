@@ -83,7 +83,9 @@ def _check_kind(mode: int, name: str) -> None:
 class File:
     """An open file. Reads and writes take any buffer: a Buffer, an array of the host or of a device, a tensor."""
 
-    def __init__(self, fd: int, name: str) -> None:
+    def __init__(self, fd: int, name: str, *, borrowed: bool = False) -> None:
+        """A `borrowed` descriptor may be of any kind and stays its owner's to close (hipFile A-25)."""
+        self._borrowed = fd if borrowed else None
         self._lock = threading.Lock()
         self._fds: dict[str, int] = {}
         self._closed = False
@@ -96,9 +98,11 @@ class File:
         self._fds[flavour] = fd
         try:
             status = os.fstat(fd)
-            _check_kind(status.st_mode, name)
+            if not borrowed:
+                _check_kind(status.st_mode, name)
         except BaseException:
-            os.close(fd)
+            if not borrowed:
+                os.close(fd)
             raise
         self._device_id = status.st_dev
 
@@ -327,7 +331,7 @@ class File:
 
     def _close_descriptors(self) -> None:
         for fd in self._fds.values():
-            if fd >= 0:
+            if fd >= 0 and fd != self._borrowed:
                 os.close(fd)
         self._fds.clear()
 

@@ -120,6 +120,7 @@ def make_job(
     *,
     fsync: bool = False,
     ahead: bool = False,
+    one_call: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> Job:
     """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring."""
@@ -152,6 +153,7 @@ def make_job(
         retry_errnos=retry_errnos(request),
         ring=ring,
         slots=slots,
+        one_call=one_call,
     )
 
     def remember(code: int) -> None:

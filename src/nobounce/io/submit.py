@@ -20,7 +20,7 @@ from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
 from nobounce.io.transfer import Transfer
 from nobounce.route.judge import judge
-from nobounce.route.types import Cache, Op, Request, Require
+from nobounce.route.types import Cache, Op, Request, Require, Route
 from nobounce.stream import Stream, as_stream
 
 if TYPE_CHECKING:
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from nobounce.io.job import Job
 
 PAGE = 4096
+
+
+class Rules(NamedTuple):
+    """Where the ways of the hipFile module differ: who routes, whether claims are checked, how an end is reported."""
+
+    decide: Callable[[Request], tuple[Request, Route]]
+    report: Callable[[Any, Receipt | None, BaseException | None], None]
+    check_claims: bool = True
+    one_call: bool = False
 
 
 class Params(NamedTuple):
@@ -50,8 +59,10 @@ def submit(
     require: Require,
     cache: Cache,
     fsync: bool,
+    rules: Rules | None = None,
 ) -> Transfer:
     """Put a transfer into `stream`. Raises ArgumentError, RouteError, ClosedError and ConfigError now; nothing is enqueued then."""
+    rules = rules or RULES
     view = as_buffer(buffer, write=op == "read")
     runtime, device = view.device._runtime, view.device
     on = as_stream(stream, device)
@@ -61,7 +72,7 @@ def submit(
         )
     flags = flags_of(runtime, on.handle) or StreamFlags.NONE
     now = _values(given, view)
-    if flags & StreamFlags.PAGE_ALIGNED_INPUTS:
+    if flags & StreamFlags.PAGE_ALIGNED_INPUTS and rules.check_claims:
         _check_claim(view, now)
     file._enter()
     view._acquire()
@@ -72,25 +83,31 @@ def submit(
 
     try:
         request = make_request(file, op, memory_of(view), device, now, require, cache)
-        route = judge(request)
+        request, route = rules.decide(request)
         if given.bytes_done is not None:
             params.write(given.bytes_done, 0)
         late = _late(given, flags)
         pool = engine_for(runtime)
-        ahead = None if late else make_job(file, request, route, view, pool, fsync=fsync, ahead=True)
+        one = rules.one_call
+        ahead = (
+            None
+            if late
+            else make_job(file, request, route, view, pool, fsync=fsync, ahead=True, one_call=one)
+        )
 
         def make(on_done: Callable[[Job], None]) -> Job:
             if ahead is not None:
                 ahead.begin(on_done)
                 return ahead
-            again = _reread(request, now, given, flags, view)
-            job = make_job(file, again, judge(again), view, pool, fsync=fsync, ahead=True)
+            again, way = rules.decide(_reread(request, now, given, flags, view))
+            job = make_job(file, again, way, view, pool, fsync=fsync, ahead=True, one_call=one)
             job.begin(on_done)
             return job
 
         transfer = Transfer(pool, make, release)
         if given.bytes_done is not None:
-            transfer._on_end = _report_to(given.bytes_done)
+            cell, report = given.bytes_done, rules.report
+            transfer._on_end = lambda receipt, error: report(cell, receipt, error)
     except BaseException:
         release()
         raise
@@ -145,13 +162,13 @@ def _check_claim(view: Buffer, now: tuple[int, int, int]) -> None:
         )
 
 
-def _report_to(cell: Any) -> Callable[[Receipt | None, BaseException | None], None]:
-    def report(receipt: Receipt | None, error: BaseException | None) -> None:
-        if error is None and receipt is not None:
-            params.write(cell, receipt.nbytes)
-        elif isinstance(error, TransferError) and error.receipt is not None and error.receipt.nbytes:
-            params.write(cell, error.receipt.nbytes)
-        else:
-            params.write(cell, -(getattr(error, "errno", None) or errno.EINVAL))
+def _report(cell: Any, receipt: Receipt | None, error: BaseException | None) -> None:
+    if error is None and receipt is not None:
+        params.write(cell, receipt.nbytes)
+    elif isinstance(error, TransferError) and error.receipt is not None and error.receipt.nbytes:
+        params.write(cell, error.receipt.nbytes)
+    else:
+        params.write(cell, -(getattr(error, "errno", None) or errno.EINVAL))
 
-    return report
+
+RULES = Rules(lambda request: (request, judge(request)), _report)

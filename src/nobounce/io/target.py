@@ -55,6 +55,8 @@ class Target:
     retry_errnos: frozenset[int]
     ring: Ring | None
     slots: int = 2
+    one_call: bool = False
+    """A direct call is made once and its count stands, short or not (hipFile C-19)."""
 
 
 def cut(route: Route, op: Op, chunk_nbytes: int) -> tuple[list[Chunk], list[Chunk]]:

@@ -32,6 +32,11 @@ def get(name: str) -> Runtime:
         return _instances[name]
 
 
+def loaded() -> list[Runtime]:
+    """The runtimes in use by now: only theirs can be the addresses and handles that come from outside."""
+    return list(_instances.values())
+
+
 def _create(name: str) -> Runtime:
     module = f"nobounce.runtimes.{name}"
     try:
