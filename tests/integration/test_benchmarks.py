@@ -176,7 +176,7 @@ def test_floors_decide_the_exit_code_in_full_mode_alone(bench: SimpleNamespace, 
     assert code(quick=False, ours=1.01) == 1
     assert code(quick=True, ours=1.01) == 0
     assert code(quick=False, ours=1.0, peak=100_000_000) == 1
-    assert code(quick=False, ours=1.0, growth=-4096) == 1
+    assert code(quick=False, ours=1.0, growth=4096) == 1
 
 
 def test_a_floor_is_not_met_while_a_competitor_is_absent(bench: SimpleNamespace, tmp_path: Path) -> None:
