@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _NAMES = {
+    "buffer": ("Buffer", "as_buffer"),
     "config": ("Settings", "settings"),
+    "device": ("Device", "default_device", "devices", "unavailable"),
     "errors": (
         "ArgumentError",
         "BusyError",
@@ -30,7 +32,21 @@ _NAMES = {
         "TransferTimeoutError",
         "UnavailableError",
     ),
+    "formats.load": ("Model", "load"),
+    "io.file": ("File", "open"),
+    "io.params": ("Cell", "StreamFlags"),
+    "io.receipt": ("Receipt", "Retry", "Segment"),
+    "io.transfer": ("Transfer",),
     "route.types": ("Reason", "Refusal", "Route", "Score"),
+    "stream": (
+        "Event",
+        "EventOptions",
+        "LEGACY_DEFAULT_STREAM",
+        "PER_THREAD_DEFAULT_STREAM",
+        "Stream",
+        "StreamOptions",
+    ),
+    "tensor": ("Tensor",),
 }
 """Every public name but the version, under the module it lives in, loaded at first use (PEP 562)."""
 
@@ -39,8 +55,14 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(["__version__", *_HOME])
 
 if TYPE_CHECKING:
+    from nobounce.buffer import Buffer as Buffer
+    from nobounce.buffer import as_buffer as as_buffer
     from nobounce.config import Settings as Settings
     from nobounce.config import settings as settings
+    from nobounce.device import Device as Device
+    from nobounce.device import default_device as default_device
+    from nobounce.device import devices as devices
+    from nobounce.device import unavailable as unavailable
     from nobounce.errors import ArgumentError as ArgumentError
     from nobounce.errors import BusyError as BusyError
     from nobounce.errors import ClosedError as ClosedError
@@ -62,10 +84,27 @@ if TYPE_CHECKING:
     from nobounce.errors import TransferError as TransferError
     from nobounce.errors import TransferTimeoutError as TransferTimeoutError
     from nobounce.errors import UnavailableError as UnavailableError
+    from nobounce.formats.load import Model as Model
+    from nobounce.formats.load import load as load
+    from nobounce.io.file import File as File
+    from nobounce.io.file import open as open
+    from nobounce.io.params import Cell as Cell
+    from nobounce.io.params import StreamFlags as StreamFlags
+    from nobounce.io.receipt import Receipt as Receipt
+    from nobounce.io.receipt import Retry as Retry
+    from nobounce.io.receipt import Segment as Segment
+    from nobounce.io.transfer import Transfer as Transfer
     from nobounce.route.types import Reason as Reason
     from nobounce.route.types import Refusal as Refusal
     from nobounce.route.types import Route as Route
     from nobounce.route.types import Score as Score
+    from nobounce.stream import LEGACY_DEFAULT_STREAM as LEGACY_DEFAULT_STREAM
+    from nobounce.stream import PER_THREAD_DEFAULT_STREAM as PER_THREAD_DEFAULT_STREAM
+    from nobounce.stream import Event as Event
+    from nobounce.stream import EventOptions as EventOptions
+    from nobounce.stream import Stream as Stream
+    from nobounce.stream import StreamOptions as StreamOptions
+    from nobounce.tensor import Tensor as Tensor
 else:
     # Hidden from type checkers, to which a module `__getattr__` would make every misspelt name right.
     def __getattr__(name: str) -> object:

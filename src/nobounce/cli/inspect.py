@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from nobounce.cli.options import Json, Paths, one_or_many
@@ -22,7 +24,8 @@ def command(paths: Paths, as_json: Json = False) -> None:
 
         files, opened = open_model(one_or_many(paths))
         close_model(opened)
-        tensors, documents = [], []
+        tensors: list[dict[str, Any]] = []
+        documents: list[dict[str, Any]] = []
         for one in opened:
             header = one.header
             documents.append(

@@ -2,7 +2,7 @@
 device's memory (on `cpu` it can: there the page cache alone is on the way).
 
 With cache="avoid" nothing stays in the page cache: RWF_DONTCACHE (Linux 6.14) drops what the call itself brought in and leaves
-what was there; where a kernel or file system lacks it, pages that were not resident before are dropped after.
+what was there. Read-ahead and file systems without it leave pages all the same: the job drops those that were not there before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import errno
 import os
 from collections import deque
 
-from nobounce.facts.pagecache import residency
 from nobounce.io.bounce import Ring
 from nobounce.io.target import Chunk, Piece, Target
 from nobounce.route.types import MAX_RW_COUNT
@@ -160,7 +159,7 @@ class PartialError(Exception):
 def _host_io(t: Target, address: int, file_offset: int, nbytes: int) -> tuple[int, bool, OSError | None]:
     """pread or pwrite until done: (bytes moved, end of file met, error)."""
     call = rawio.pread_into if t.op == "read" else rawio.pwrite_from
-    flags, drop_after = _cache_policy(t, file_offset, nbytes)
+    flags = _flags(t)
     done = 0
     ended = False
     while done < nbytes:
@@ -174,7 +173,7 @@ def _host_io(t: Target, address: int, file_offset: int, nbytes: int) -> tuple[in
                 continue
             if flags and e.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 _no_dontcache.add(os.fstat(t.buffered_fd).st_dev)
-                flags, drop_after = _cache_policy(t, file_offset, nbytes)
+                flags = 0
                 continue
             return done, False, e
         if moved == 0:
@@ -183,17 +182,10 @@ def _host_io(t: Target, address: int, file_offset: int, nbytes: int) -> tuple[in
             ended = True
             break
         done += moved
-    if drop_after and done:
-        os.posix_fadvise(t.buffered_fd, file_offset, done, os.POSIX_FADV_DONTNEED)
     return done, ended, None
 
 
-def _cache_policy(t: Target, file_offset: int, nbytes: int) -> tuple[int, bool]:
-    """(flags for preadv2/pwritev2, whether to drop the range after)."""
-    if not t.drop_cache:
-        return 0, False
-    if not _no_dontcache or os.fstat(t.buffered_fd).st_dev not in _no_dontcache:
-        return RWF_DONTCACHE, False
-    if t.op == "write":
-        return 0, False
-    return 0, residency(t.buffered_fd, file_offset, nbytes).resident_bytes == 0
+def _flags(t: Target) -> int:
+    if t.drop_cache and (not _no_dontcache or os.fstat(t.buffered_fd).st_dev not in _no_dontcache):
+        return RWF_DONTCACHE
+    return 0

@@ -83,7 +83,7 @@ def _check_kind(mode: int, name: str) -> None:
 class File:
     """An open file. Reads and writes take any buffer: a Buffer, an array of the host or of a device, a tensor."""
 
-    def __init__(self, fd: int, name: str, *, borrowed: bool = False) -> None:
+    def __init__(self, fd: int, name: str, *, shared: bool = False, borrowed: bool = False) -> None:
         """A `borrowed` descriptor may be of any kind and stays its owner's to close (hipFile A-25)."""
         self._borrowed = fd if borrowed else None
         self._lock = threading.Lock()
@@ -96,6 +96,7 @@ class File:
         self._failed: dict[str, int] = {}
         flavour = "direct" if _status_flags(fd) & os.O_DIRECT else "buffered"
         self._fds[flavour] = fd
+        self._shared = flavour if shared or borrowed else None
         try:
             status = os.fstat(fd)
             if not borrowed:
@@ -118,7 +119,7 @@ class File:
             own = _duplicate(fd)
         except OSError as e:
             raise FileError.from_oserror(e, name, "duplicate the descriptor of") from e
-        return cls(own, name)
+        return cls(own, name, shared=True)
 
     # descriptors and facts
 
@@ -159,6 +160,10 @@ class File:
                     fd = -1
                 self._fds[flavour] = fd
             return fd
+
+    def _owns(self, flavour: str) -> bool:
+        """Whether no descriptor of a caller shares this one's state (its read-ahead, for one)."""
+        return self._shared != flavour
 
     def facts(self, *, direct: bool = True) -> FileFacts:
         """What is known about the file; with `direct`, the direct descriptor is opened and, where needed, probed."""

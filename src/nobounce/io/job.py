@@ -14,12 +14,15 @@ from nobounce.errors import DeviceError, InternalError, TransferError
 from nobounce.facts.pagecache import residency
 from nobounce.io import fallback, fastpath
 from nobounce.io.evidence import MIN_NBYTES, Meter
+from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
 from nobounce.io.target import Chunk, Piece, Target
-from nobounce.route.types import Reason
+from nobounce.route.types import CachedRange, Reason
 
 RETRIED = Reason("direct-failed", "the direct path failed and fallback repeated the bytes in their place")
 PAGE = 4096
+READ_AHEAD = 8 << 20
+"""Bytes beyond a buffered read that the kernel's read-ahead may bring in."""
 
 
 class Job:
@@ -58,6 +61,7 @@ class Job:
         self._direct_nbytes = sum(c.nbytes for c in chunks if c.backend == "fastpath")
         self._watch = self._direct_nbytes >= MIN_NBYTES
         self._resident_before: int | None = None
+        self._cold: list[CachedRange] | None = None
         self.queued_at = scheduler.now()
         self.started_at = self.ended_at = self.queued_at
         self.receipt: Receipt | None = None
@@ -74,6 +78,24 @@ class Job:
         self.started_at = self._scheduler.now()
         if self._watch:
             self._resident_before = self._resident()
+        if any(c.backend == "fallback" for c in self._chunks):
+            self._note_cold()
+
+    def _note_cold(self) -> None:
+        """Before fallback reads: which ranges the page cache does not hold, so that they can be dropped again."""
+        if self.target.drop_cache and self.target.op == "read" and self._cold is None:
+            ranges = cached_ranges(self.target.buffered_fd, self._file_offset, self._requested + READ_AHEAD)
+            self._cold = [r for r in ranges if r.resident is False]
+            if self._cold and self.target.own_fd:
+                # Pages that read-ahead is still filling cannot be dropped afterwards: have none filled.
+                os.posix_fadvise(self.target.buffered_fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def _drop_cold(self) -> None:
+        fd = self.target.buffered_fd
+        for cold in self._cold or ():
+            os.posix_fadvise(fd, cold.file_offset, cold.nbytes, os.POSIX_FADV_DONTNEED)
+        if self._cold and self.target.own_fd:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
 
     # workers
 
@@ -151,6 +173,7 @@ class Job:
                     worker.close()
             if self._fsync and self._failure is None:
                 self._sync()
+            self._drop_cold()
         except BaseException as e:
             self._fail(self._file_offset, e)
         self.ended_at = self._scheduler.now()
@@ -291,6 +314,7 @@ class _Worker:
             job._fail(chunk.file_offset + done, error)
             return
         with job._changed:
+            job._note_cold()
             job._direct_errno = failure.errno
             job._retries.append(Retry(chunk.file_offset + done, chunk.nbytes - done, failure.errno))
         if job._on_direct_failure is not None:

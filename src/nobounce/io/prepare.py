@@ -145,6 +145,7 @@ def make_job(
         kind=request.memory.kind,
         address=request.memory.address,
         buffered_fd=file._descriptor("buffered"),
+        own_fd=file._owns("buffered"),
         direct_fd=file._descriptor("direct") if needs_direct else -1,
         direct=runtime.direct_io() if needs_direct else None,
         align=max(alignments(request)),

@@ -36,7 +36,7 @@ class Target:
     """Everything a worker needs to move a chunk; made once per transfer, before anything is held up by it.
 
     `address` is the buffer's base, `align` the file-offset alignment of direct I/O here, `drop_cache` asks fallback to
-    leave no page behind, `ring` is there when the host cannot reach the memory itself.
+    leave no page behind, `own_fd` says that no caller shares the buffered descriptor, `ring` is there when the host cannot reach the memory itself.
     """
 
     op: Op
@@ -47,6 +47,7 @@ class Target:
     kind: MemoryKind
     address: int
     buffered_fd: int
+    own_fd: bool
     direct_fd: int
     direct: DirectIO | None
     align: int

@@ -21,6 +21,7 @@ from nobounce.runtimes.host_calls import invalid_value
 from nobounce.runtimes.host_core import lost_error
 from nobounce.runtimes.host_memory import DeviceSpace, host_memory_nbytes
 from nobounce.runtimes.host_ops import HostDevice, Work
+from nobounce.runtimes.host_streams import use_before_alloc
 
 
 class SimDirect(DirectIO):
@@ -46,14 +47,14 @@ class SimDirect(DirectIO):
         )
 
     def read(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
-        where, nbytes = self._begin("read", device, address, nbytes)
-        moved = rawio.read_plain(fd, where, nbytes, file_offset)
+        where, most = self._begin("read", device, address, nbytes)
+        moved = min(most, rawio.read_plain(fd, where, nbytes, file_offset))
         self._counts[device][0] += moved
         return moved
 
     def write(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
-        where, nbytes = self._begin("write", device, address, nbytes)
-        moved = rawio.write_plain(fd, where, nbytes, file_offset)
+        where, most = self._begin("write", device, address, nbytes)
+        moved = min(most, rawio.write_plain(fd, where, nbytes, file_offset))
         self._counts[device][1] += moved
         return moved
 
@@ -61,11 +62,14 @@ class SimDirect(DirectIO):
         return DirectCounters(*self._counts[device])
 
     def _begin(self, op: str, device: int, address: int, nbytes: int) -> tuple[int, int]:
+        """Where the bytes are, and how many of them the call will admit to: a short one is still aligned for the kernel."""
         runtime = self._runtime
         d = runtime._device(device, op)
         spot = runtime._spot(address, nbytes, op)
         if spot.allocation is None or spot.kind is not MemoryKind.DEVICE or spot.allocation.device != device:
             raise invalid_value(op, f"{address:#x} is not memory of {d.name}")
+        if spot.allocation.ticket in runtime._executor.live_tickets:
+            raise use_before_alloc(op)
         struck = runtime._struck(d, op)
         if struck is not None:
             runtime._suffer(struck, d, op)

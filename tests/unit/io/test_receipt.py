@@ -71,7 +71,11 @@ def test_explain_escapes_names() -> None:
 
 
 def test_neighbours_of_one_way_are_one_segment() -> None:
-    parts = [Segment("fastpath", 4, 4, 4, DIRECT), Segment("fastpath", 0, 0, 4, DIRECT), Segment("fallback", 8, 8, 1, EDGE)]
+    parts = [
+        Segment("fastpath", 4, 4, 4, DIRECT),
+        Segment("fastpath", 0, 0, 4, DIRECT),
+        Segment("fallback", 8, 8, 1, EDGE),
+    ]
     assert merge_segments(parts) == (Segment("fastpath", 0, 0, 8, DIRECT), Segment("fallback", 8, 8, 1, EDGE))
 
 

@@ -140,7 +140,10 @@ def test_allow_false_with_force_true_raises_and_names_both() -> None:
         ({"direct": {"available": False, "because": "no P2P", "code": "no-p2p"}}, "no-p2p"),
         ({"direct": {"virtual_function": "yes"}}, "virtual-function"),
         (
-            {"memory": {"kind": MemoryKind.MANAGED}, "direct": {"memory_kinds": frozenset({MemoryKind.DEVICE})}},
+            {
+                "memory": {"kind": MemoryKind.MANAGED},
+                "direct": {"memory_kinds": frozenset({MemoryKind.DEVICE})},
+            },
             "memory-kind",
         ),
         ({"earlier_failure": errno.ENODEV}, "failed-before"),
@@ -148,7 +151,9 @@ def test_allow_false_with_force_true_raises_and_names_both() -> None:
         ({"file": on("ext4", journal="writeback"), "direct": {"file_rule": "hipfile"}}, "ext4-journal"),
     ],
 )
-def test_each_refusal_has_its_code_and_sends_the_request_to_fallback(change: dict[str, object], code: str) -> None:
+def test_each_refusal_has_its_code_and_sends_the_request_to_fallback(
+    change: dict[str, object], code: str
+) -> None:
     r = request(**change)
     score = score_fastpath(r)
     assert score.value == -1
