@@ -107,10 +107,10 @@ def _from_numpy(obj: Any) -> Buffer | None:
     interface = getattr(obj, "__array_interface__", None)
     if not isinstance(interface, dict) or not isinstance(interface.get("data"), tuple):
         return None
+    if interface["typestr"][1] == "O" or getattr(getattr(obj, "dtype", None), "hasobject", False):
+        raise ArgumentError("an array of Python objects has no bytes that could be moved")
     address, read_only = interface["data"]
     shape, itemsize = tuple(interface["shape"]), _itemsize(interface["typestr"])
-    if interface["typestr"][1] == "O":
-        raise ArgumentError("an array of Python objects has no bytes that could be moved")
     _check_strides(shape, interface.get("strides"), itemsize)
     nbytes = itemsize
     for dim in shape:
@@ -207,7 +207,7 @@ def _cpu() -> Device:
 
 
 def _itemsize(typestr: str) -> int:
-    size = int(typestr[2:])
+    size = int(typestr[2:].partition("[")[0])  # datetimes add their unit: "<M8[s]"
     return size * 4 if typestr[1] == "U" else size
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from nobounce import reaper
 from nobounce.device import Device
-from nobounce.errors import OutOfMemoryError
+from nobounce.errors import ArgumentError, OutOfMemoryError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import Runtime
 from nobounce.stream import Stream
@@ -177,3 +177,20 @@ def _allocate(device: Device, nbytes: int, stream: Stream | None, kind: MemoryKi
         with stream._on():
             return runtime.alloc_async(device.ordinal, nbytes, stream.handle), "async"
     return runtime.alloc(device.ordinal, nbytes), "device"
+
+
+def fill_pattern(value: int | bytes | bytearray, nbytes: int) -> tuple[int, int]:
+    """(number, width in bytes) of what `Buffer.fill` is to repeat over `nbytes` bytes."""
+    if isinstance(value, int):
+        if not 0 <= value <= 255:
+            raise ArgumentError(
+                f"fill value {value} is not a byte: give bytes of 1, 2 or 4 for a wider pattern"
+            )
+        return int(value), 1
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError(f"a fill value is an int or bytes, not {type(value).__name__}")
+    if len(value) not in (1, 2, 4):
+        raise ArgumentError(f"a fill pattern has 1, 2 or 4 bytes, not {len(value)}")
+    if nbytes % len(value):
+        raise ArgumentError(f"a pattern of {len(value)} bytes does not divide {nbytes} bytes")
+    return int.from_bytes(value, "little"), len(value)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from nobounce.allocation import Allocation, free_here, new_allocation
+from nobounce.allocation import Allocation, fill_pattern, free_here, new_allocation
 from nobounce.device import Device, DeviceLike, as_device
 from nobounce.errors import ArgumentError, BusyError, ClosedError
 from nobounce.route.types import MemoryKind
@@ -228,7 +228,7 @@ class Buffer:
         allocation = self.allocation
         if allocation.read_only:
             raise ArgumentError("the memory is read-only")
-        number, width = _pattern(value, self._nbytes)
+        number, width = fill_pattern(value, self._nbytes)
         where = as_stream(stream, allocation.device)
         if self._nbytes:
             with where._on():
@@ -390,19 +390,3 @@ def _check_nbytes(nbytes: int) -> None:
         raise TypeError(f"nbytes is an int, not {type(nbytes).__name__}")
     if not 0 <= nbytes < 1 << 63:
         raise ArgumentError(f"nbytes {nbytes} is not between 0 and 2**63 - 1")
-
-
-def _pattern(value: int | bytes | bytearray, nbytes: int) -> tuple[int, int]:
-    if isinstance(value, int):
-        if not 0 <= value <= 255:
-            raise ArgumentError(
-                f"fill value {value} is not a byte: give bytes of 1, 2 or 4 for a wider pattern"
-            )
-        return int(value), 1
-    if not isinstance(value, bytes | bytearray):
-        raise TypeError(f"a fill value is an int or bytes, not {type(value).__name__}")
-    if len(value) not in (1, 2, 4):
-        raise ArgumentError(f"a fill pattern has 1, 2 or 4 bytes, not {len(value)}")
-    if nbytes % len(value):
-        raise ArgumentError(f"a pattern of {len(value)} bytes does not divide {nbytes} bytes")
-    return int.from_bytes(value, "little"), len(value)
