@@ -25,6 +25,9 @@ _BOOLEANS = {
     "off": False,
 }
 
+PUBLISHED = "hipfile-0.5"
+"""The profile under which the hipfile module, and the reading of its variables, are as published."""
+
 MIB = 1 << 20
 ASYNC_BUFFER_NBYTES = 16 * MIB
 
@@ -82,7 +85,7 @@ VARIABLES: tuple[Variable, ...] = (
         "text",
         "",
         "hipfile-0.5: the hipfile module behaves as the published library in every detail",
-        choices=("", "hipfile-0.5"),
+        choices=("", PUBLISHED),
     ),
     Variable(
         "NOBOUNCE_DEVICE", "device", "text", "", "device used when none is named, such as cpu or cuda:0"
@@ -131,12 +134,20 @@ class Settings:
         """Parse `environment`. Raises ConfigError naming the first variable that makes no sense."""
         values: dict[str, bool | int | str] = {}
         origin: list[tuple[str, str]] = []
+        published = environment.get("NOBOUNCE_PROFILE", "").strip() == PUBLISHED
         for variable in VARIABLES:
             text = environment.get(variable.name)
             if text is None or (text.strip() == "" and variable.kind != "text"):
                 origin.append((variable.field, "default"))
                 continue
-            values[variable.field] = _parse(variable, text)
+            if published and variable.name.startswith("HIPFILE_"):
+                understood = _parse_as_published(variable, text)
+                if understood is None:
+                    origin.append((variable.field, "default"))
+                    continue
+                values[variable.field] = understood
+            else:
+                values[variable.field] = _parse(variable, text)
             origin.append((variable.field, variable.name))
         return cls(**values, origin=tuple(origin))  # type: ignore[arg-type]
 
@@ -172,6 +183,18 @@ def _parse(variable: Variable, text: str) -> bool | int | str:
             f"{variable.name}={text!r} is not one of {', '.join(c for c in variable.choices if c)}"
         )
     return value
+
+
+def _parse_as_published(variable: Variable, text: str) -> bool | int | None:
+    """hipFile's own reading: true and false in any case, base 10, None (unset) for anything else (B-2, B-3)."""
+    if variable.kind == "bool":
+        return {"true": True, "false": False}.get(text.lower())
+    if not (text.isascii() and text.isdigit()):
+        return None
+    number = min(int(text), (1 << 63) - 1)
+    if number == 0 and variable.zero_is_default:
+        return None
+    return min(number, 3) if variable.field == "stats_level" else number
 
 
 _lock = threading.Lock()
