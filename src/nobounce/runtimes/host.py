@@ -184,6 +184,8 @@ class HostRuntime(HostOrder, HostCopies):
         return found
 
     def _release(self, allocation: Allocation) -> None:
+        if allocation.ticket is not None:
+            self._executor.covered(frozenset((allocation.ticket,)))
         if not (self._executor.exiting or sys.is_finalizing()):
             self._space.release(allocation)
 

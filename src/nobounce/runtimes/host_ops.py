@@ -65,6 +65,7 @@ class Op:
         "latches",
         "missing",
         "number",
+        "signals",
         "stream",
         "tickets",
         "time",
@@ -79,6 +80,7 @@ class Op:
         self.latches: list[Latch] = []
         self.done = False
         self.timed = False
+        self.signals = False
         self.time = 0.0
         self.error: Exception | None = None
         self.gate: HostGate | None = None

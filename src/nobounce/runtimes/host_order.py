@@ -117,7 +117,9 @@ class HostOrder(HostCore):
         s = self._stream(stream, "host_call")
         if not callable(fn):
             raise invalid_value("host_call", f"{fn!r} cannot be called")
-        self._executor.submit(s, self._task(s.device, "host_call", lambda: run_host_function(fn)))
+        self._executor.submit(
+            s, self._task(s.device, "host_call", lambda: run_host_function(fn)), signals=True
+        )
 
     @api
     def gate(self, stream: int, on_reached: Callable[[], None]) -> Gate:

@@ -75,6 +75,7 @@ class Executor:
         implicit: bool = True,
         inline: bool = False,
         timed: bool = False,
+        signals: bool = False,
         gate: HostGate | None = None,
         needs: Collection[int] = (),
         new_ticket: int | None = None,
@@ -83,7 +84,7 @@ class Executor:
         """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline` lets this thread run it.
 
         `implicit` adds the dependencies on the legacy null stream. `needs` are tickets of stream-ordered allocations
-        that must come before (HIP rule 113).
+        that must come before (HIP rule 113). An op that `signals` tells the host that all before it has happened.
         """
         with self.lock:
             deps = [d for d in after if not d.done]
@@ -95,12 +96,7 @@ class Executor:
                 seen = self._tickets_before(stream, after, implicit)
                 for ticket in needs:
                     if ticket in self.live_tickets and ticket not in seen:
-                        raise DeviceError(
-                            call,
-                            RuntimeStatus.InvalidValue,
-                            name="UseBeforeAlloc",
-                            detail="memory allocated in the order of another stream, with no event between",
-                        )
+                        raise use_before_alloc(call)
                 if new_ticket is not None:
                     self.live_tickets.add(new_ticket)
                     seen |= {new_ticket}
@@ -113,7 +109,7 @@ class Executor:
                         ) | seen
             stream.submitted += 1
             op = Op(stream, stream.submitted, work)
-            op.timed, op.gate, op.tickets = timed, gate, stream.tickets
+            op.timed, op.signals, op.gate, op.tickets = timed, signals, gate, stream.tickets
             if gate is not None:
                 self._gates.add(gate)
             for dep in deps:
@@ -142,7 +138,7 @@ class Executor:
 
     def submit_gate(self, stream: HostStream, on_reached: Callable[[], None]) -> HostGate:
         gate = HostGate(self, on_reached)
-        self.submit(stream, on_reached, gate=gate)
+        self.submit(stream, on_reached, signals=True, gate=gate)
         return gate
 
     def _add_null_dependencies(self, stream: HostStream, deps: list[Op]) -> None:
@@ -267,6 +263,8 @@ class Executor:
         work = op.work
         if work is None:
             return
+        if op.signals:
+            self.covered(op.tickets)
         try:
             if op.gate is None:
                 work()
@@ -376,3 +374,13 @@ def run_host_function(fn: Work) -> None:
         fn()
     finally:
         inside.host_call = False
+
+
+def use_before_alloc(call: str) -> DeviceError:
+    """HIP rule 113, which a GPU leaves to chance."""
+    return DeviceError(
+        call,
+        RuntimeStatus.InvalidValue,
+        name="UseBeforeAlloc",
+        detail="memory allocated in the order of a stream that this is not ordered after: record an event and wait for it",
+    )
