@@ -1,0 +1,48 @@
+"""Everything the machine says about one open file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from typing import Literal
+
+from nobounce.facts.filesystem import filesystem_of
+from nobounce.facts.source import Source
+from nobounce.facts.types import FileFacts, FileKind
+
+_KINDS: dict[int, FileKind] = {
+    stat.S_IFREG: "regular",
+    stat.S_IFBLK: "block",
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFCHR: "char",
+    stat.S_IFSOCK: "socket",
+}
+_ACCESS: dict[int, Literal["r", "w", "rw"]] = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
+
+
+def examine(source: Source, fd: int, *, path: str | None = None, trial: bool = False) -> FileFacts:
+    """Facts of an open descriptor; with `trial`, whether its file can be opened with O_DIRECT too. Raises OSError."""
+    label = path if path is not None else f"/proc/self/fd/{fd}"
+    found = source.statx(fd, label)
+    code = source.open_direct(fd, label) if trial else None
+    mode = source.probe("access_mode", (label,), lambda: fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE)
+    return FileFacts(
+        path=path,
+        kind=_KINDS.get(stat.S_IFMT(found.mode), "other"),
+        nbytes=found.nbytes,
+        inode=found.inode,
+        device=found.device,
+        rdev=found.rdev,
+        mount_id=found.mount_id,
+        mtime_ns=found.mtime_ns,
+        ctime_ns=found.ctime_ns,
+        dio_mem_align=found.dio_mem_align,
+        dio_offset_align=found.dio_offset_align,
+        dio_read_offset_align=found.dio_read_offset_align,
+        access_mode=_ACCESS.get(int(mode), "r"),
+        direct_fd="unknown" if code is None else "refused" if code else "ok",
+        direct_errno=code or None,
+        filesystem=filesystem_of(source, found, label),
+    )

@@ -1,0 +1,78 @@
+"""The file system of a file, and ext4's true journaling mode.
+
+mountinfo shows `data=` only where the mode was given at mount time and is not the default. The default itself can be set in
+the superblock (tune2fs -o journal_data_writeback), and an ext4 without a journal has no mode at all: /proc/fs/ext4/DEV/options
+shows what is in force.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from nobounce.facts.mounts import Mount, find_mount, parse_mountinfo
+from nobounce.facts.source import Source
+from nobounce.facts.statx import Statx
+from nobounce.facts.types import FileSystemFacts, Journal
+
+MOUNTINFO = "/proc/self/mountinfo"
+MEMORY_TYPES = frozenset({"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "rootfs"})
+_MEMORY_MAGIC = frozenset({0x01021994, 0x858458F6, 0x958458F6})
+_MODES: dict[str, Journal] = {"ordered": "ordered", "journal": "journal", "writeback": "writeback"}
+
+
+def filesystem_of(source: Source, found: Statx, label: str) -> FileSystemFacts:
+    """Facts of the file system behind a statx answer; fstype "unknown" where no mount is listed for it."""
+    try:
+        mounts = parse_mountinfo(source.read_text(MOUNTINFO))
+    except OSError:
+        mounts = []
+    mount = find_mount(mounts, found.mount_id, found.device)
+    if mount is None:
+        return FileSystemFacts("unknown", "", "", (), None, MOUNTINFO, _by_magic(source, label), False)
+    journal, decided_by = ext4_journal(source, mount) if mount.fstype == "ext4" else (None, MOUNTINFO)
+    return FileSystemFacts(
+        mount.fstype,
+        mount.source,
+        mount.mount_point,
+        mount.options,
+        journal,
+        decided_by,
+        mount.fstype in MEMORY_TYPES,
+        mount.read_only,
+    )
+
+
+def _by_magic(source: Source, label: str) -> bool:
+    try:
+        return source.statfs_type(label) in _MEMORY_MAGIC
+    except OSError:
+        return False
+
+
+def ext4_journal(source: Source, mount: Mount) -> tuple[Journal, str]:
+    """(mode, the file that told): what is in force, else what was asked for at mount time (absent means ordered)."""
+    for name in _device_names(source, mount):
+        path = f"/proc/fs/ext4/{name}/options"
+        try:
+            lines = source.read_text(path).split()
+        except OSError:
+            continue
+        for line in lines:
+            if line.startswith("data="):
+                return _MODES.get(line[5:], "unknown"), path
+        return "none", path
+    for option in mount.options:
+        if option.startswith("data="):
+            return _MODES.get(option[5:], "unknown"), MOUNTINFO
+    return "unknown" if mount.source.startswith("/dev/root") else "ordered", MOUNTINFO
+
+
+def _device_names(source: Source, mount: Mount) -> list[str]:
+    major, minor = mount.device
+    names = []
+    with contextlib.suppress(OSError):
+        names.append(os.path.basename(source.readlink(f"/sys/dev/block/{major}:{minor}")))
+    if mount.source.startswith("/dev/"):
+        names.append(os.path.basename(mount.source))
+    return list(dict.fromkeys(names))

@@ -1,0 +1,164 @@
+"""Whom facts are asked of: this machine, or a capture of another one.
+
+Every question goes through a Source, so that another machine's situation is a test and a bug report. An answer is JSON-able;
+an error is kept as its errno. Questions about an open descriptor carry a label, which stands for it in a capture.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from nobounce.facts import cachestat
+from nobounce.facts.statx import Statx, statx
+
+SCHEMA = "nobounce.capture/1"
+
+
+class Source(ABC):
+    """Answers questions about a machine. Every method raises OSError with the machine's errno."""
+
+    @abstractmethod
+    def _ask(self, question: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
+        """The JSON-able answer to `question` about `key`; `live` finds it on this machine."""
+
+    def read_bytes(self, path: str, limit: int = 1 << 24) -> bytes:
+        """The content of a file, at most `limit` bytes."""
+
+        def live() -> str:
+            with open(path, "rb") as f:
+                return f.read(limit).decode("latin-1")
+
+        return str(self._ask("read", (path,), live)).encode("latin-1")
+
+    def read_text(self, path: str) -> str:
+        """The content of a text file; bytes that are no UTF-8 are kept as surrogates."""
+        return self.read_bytes(path).decode("utf-8", "surrogateescape")
+
+    def readlink(self, path: str) -> str:
+        return str(self._ask("readlink", (path,), lambda: os.readlink(path)))
+
+    def realpath(self, path: str) -> str:
+        return str(self._ask("realpath", (path,), lambda: os.path.realpath(path, strict=True)))
+
+    def listdir(self, path: str) -> list[str]:
+        return list(self._ask("listdir", (path,), lambda: sorted(os.listdir(path))))
+
+    def exists(self, path: str) -> bool:
+        return bool(self._ask("exists", (path,), lambda: os.path.lexists(path)))
+
+    def access(self, path: str, mode: int) -> bool:
+        """Whether this user may do `mode` (os.R_OK, os.W_OK) with a path."""
+        return bool(self._ask("access", (path, mode), lambda: os.access(path, mode)))
+
+    def environment(self, name: str) -> str | None:
+        """An environment variable, or None."""
+        found = self._ask("environment", (name,), lambda: os.environ.get(name))
+        return None if found is None else str(found)
+
+    def uname(self) -> tuple[str, str, str, str, str]:
+        """sysname, nodename, release, version, machine."""
+        a, b, c, d, e = self._ask("uname", (), lambda: list(os.uname()))
+        return str(a), str(b), str(c), str(d), str(e)
+
+    def effective_uid(self) -> int:
+        return int(self._ask("euid", (), os.geteuid))
+
+    def statfs_type(self, path: str) -> int | None:
+        """The magic number of the file system at a path (statfs f_type), or None where it cannot be had."""
+        found = self._ask("statfs", (path,), lambda: cachestat.statfs_type(path))
+        return None if found is None else int(found)
+
+    def statx(self, fd: int, label: str) -> Statx:
+        """statx of an open descriptor."""
+        found = self._ask("statx", (label,), lambda: list(statx(fd)))
+        fields: Any = (tuple(x) if isinstance(x, list) else x for x in found)
+        return Statx(*fields)
+
+    def open_direct(self, fd: int, label: str) -> int:
+        """Open the descriptor's file again with O_DIRECT and close it: 0, or the errno."""
+
+        def live() -> int:
+            mode = os.O_RDONLY if os.access(f"/proc/self/fd/{fd}", os.R_OK) else os.O_WRONLY
+            try:
+                os.close(os.open(f"/proc/self/fd/{fd}", mode | os.O_CLOEXEC | os.O_DIRECT))
+            except OSError as e:
+                return e.errno or errno.EIO
+            return 0
+
+        return int(self._ask("open_direct", (label,), live))
+
+    def cached_nbytes(self, fd: int, label: str, file_offset: int, nbytes: int) -> int:
+        """Bytes of a range in the page cache, by cachestat(2)."""
+        key = (label, file_offset, nbytes)
+        return int(self._ask("cachestat", key, lambda: cachestat.cached_nbytes(fd, file_offset, nbytes)))
+
+    def probe(self, name: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
+        """Any other question, such as whether a library loads; `live` must give something JSON-able."""
+        return self._ask(f"probe:{name}", key, live)
+
+
+class LiveSource(Source):
+    """This machine, now."""
+
+    def _ask(self, question: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
+        return live()
+
+
+class RecordingSource(Source):
+    """Asks another source and keeps every answer, errors included, for `CapturedSource`."""
+
+    def __init__(self, inner: Source) -> None:
+        self._inner = inner
+        self.answers: dict[str, dict[str, Any]] = {}
+
+    def _ask(self, question: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
+        try:
+            value = self._inner._ask(question, key, live)
+        except OSError as e:
+            self.answers[_key(question, key)] = {"errno": e.errno or errno.EIO}
+            raise
+        self.answers[_key(question, key)] = {"value": value}
+        return value
+
+    def to_json(self) -> str:
+        """The capture as text."""
+        return json.dumps({"schema": SCHEMA, "answers": self.answers}, indent=1, sort_keys=True)
+
+
+class CapturedSource(Source):
+    """The answers of a capture; a question that was never asked is ENOENT, as a file that is not there."""
+
+    def __init__(self, answers: dict[str, dict[str, Any]]) -> None:
+        self._answers = answers
+
+    @classmethod
+    def from_json(cls, text: str) -> CapturedSource:
+        """Raises ValueError for anything that is no capture."""
+        data = json.loads(text)
+        if (
+            not isinstance(data, dict)
+            or data.get("schema") != SCHEMA
+            or not isinstance(data.get("answers"), dict)
+        ):
+            raise ValueError(f"no capture of schema {SCHEMA}")
+        for key, answer in data["answers"].items():
+            if not isinstance(answer, dict) or not (
+                {"value"} == set(answer) or isinstance(answer.get("errno"), int)
+            ):
+                raise ValueError(f"the answer to {key} is malformed")
+        return cls(data["answers"])
+
+    def _ask(self, question: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
+        answer = self._answers.get(_key(question, key), {"errno": errno.ENOENT})
+        if "errno" in answer:
+            raise OSError(answer["errno"], os.strerror(answer["errno"]), *key[:1])
+        return answer["value"]
+
+
+def _key(question: str, key: tuple[Any, ...]) -> str:
+    return json.dumps([question, *key])

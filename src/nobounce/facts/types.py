@@ -1,0 +1,64 @@
+"""What the machine says about files, as plain frozen data. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FileKind = Literal["regular", "block", "directory", "fifo", "char", "socket", "other"]
+Journal = Literal["ordered", "journal", "writeback", "none", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystemFacts:
+    """The file system a file is on.
+
+    `journal` is ext4's true journaling mode (None elsewhere), `memory` says that its files are memory (tmpfs and the
+    like), `decided_by` is the file under /proc that told the mode, or the one that told the type.
+    """
+
+    fstype: str
+    source: str
+    mount_point: str
+    options: tuple[str, ...]
+    journal: Journal | None
+    decided_by: str
+    memory: bool
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """One open file. Sizes, offsets and alignments in bytes; `device` and `rdev` are (major, minor).
+
+    `dio_*_align` is None where the kernel does not report it and 0 where it reports that there is no direct I/O.
+    `direct_fd` says whether an O_DIRECT descriptor could be opened; `direct_probe` whether an aligned read through it was
+    really direct (asked only where statx does not say).
+    """
+
+    path: str | None
+    kind: FileKind
+    nbytes: int
+    inode: int
+    device: tuple[int, int]
+    rdev: tuple[int, int]
+    mount_id: int | None
+    mtime_ns: int
+    ctime_ns: int
+    dio_mem_align: int | None
+    dio_offset_align: int | None
+    dio_read_offset_align: int | None
+    access_mode: Literal["r", "w", "rw"]
+    direct_fd: Literal["ok", "refused", "unknown"]
+    direct_errno: int | None
+    filesystem: FileSystemFacts
+    direct_probe: Literal["yes", "no", "unknown"] = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """How many of `nbytes` bytes the page cache holds (None: not known), and how that was learnt."""
+
+    resident_bytes: int | None
+    nbytes: int
+    how: Literal["cachestat", "nowait", "unknown"]
