@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 
-from nobounce.facts.mounts import Mount, find_mount, parse_mountinfo
-from nobounce.facts.source import Source
+from nobounce.facts.mounts import Mount, find_mount
+from nobounce.facts.source import MOUNTINFO, Source
 from nobounce.facts.statx import Statx
 from nobounce.facts.types import FileSystemFacts, Journal
 
-MOUNTINFO = "/proc/self/mountinfo"
 MEMORY_TYPES = frozenset({"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "rootfs"})
 _MEMORY_MAGIC = frozenset({0x01021994, 0x858458F6, 0x958458F6})
 _MODES: dict[str, Journal] = {"ordered": "ordered", "journal": "journal", "writeback": "writeback"}
@@ -23,13 +22,15 @@ _MODES: dict[str, Journal] = {"ordered": "ordered", "journal": "journal", "write
 
 def filesystem_of(source: Source, found: Statx, label: str) -> FileSystemFacts:
     """Facts of the file system behind a statx answer; fstype "unknown" where no mount is listed for it."""
+    failure = None
     try:
-        mounts = parse_mountinfo(source.read_text(MOUNTINFO))
-    except OSError:
-        mounts = []
-    mount = find_mount(mounts, found.mount_id, found.device)
+        text = source.read_text(MOUNTINFO)
+    except OSError as e:
+        text, failure = "", e.errno
+    mount = find_mount(text, found.mount_id, found.device)
     if mount is None:
-        return FileSystemFacts("unknown", "", "", (), None, MOUNTINFO, _by_magic(source, label), False)
+        memory = _by_magic(source, label)
+        return FileSystemFacts("unknown", "", "", (), None, MOUNTINFO, memory, False, failure)
     journal, decided_by = ext4_journal(source, mount) if mount.fstype == "ext4" else (None, MOUNTINFO)
     return FileSystemFacts(
         mount.fstype,

@@ -65,11 +65,14 @@ def _parse_line(line: str) -> Mount | None:
         return None
 
 
-def find_mount(mounts: list[Mount], mount_id: int | None, device: tuple[int, int]) -> Mount | None:
+def find_mount(text: str, mount_id: int | None, device: tuple[int, int]) -> Mount | None:
     """The mount with this id; without an id, the last one with this device number (the topmost of several)."""
     if mount_id is not None:
-        for mount in mounts:
-            if mount.mount_id == mount_id:
-                return mount
-    same = [m for m in mounts if m.device == device]
+        start = f"{mount_id} "
+        for line in text.splitlines():
+            if line.startswith(start):
+                mount = _parse_line(line)
+                if mount is not None:
+                    return mount
+    same = [m for m in parse_mountinfo(text) if m.device == device]
     return same[-1] if same else None

@@ -14,7 +14,8 @@ class FileSystemFacts:
     """The file system a file is on.
 
     `journal` is ext4's true journaling mode (None elsewhere), `memory` says that its files are memory (tmpfs and the
-    like), `decided_by` is the file under /proc that told the mode, or the one that told the type.
+    like), `decided_by` is the file under /proc that told the mode, or the one that told the type, `error` the errno of a mount
+    table that could not be read.
     """
 
     fstype: str
@@ -25,6 +26,7 @@ class FileSystemFacts:
     decided_by: str
     memory: bool
     read_only: bool
+    error: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
