@@ -14,7 +14,6 @@ from nobounce.errors import ArgumentError, ConfigError, RouteError
 from nobounce.route.judge import PAGE, aligned_middle, best, judge
 from nobounce.route.scores import score_fallback, score_fastpath
 from nobounce.route.types import CachedRange, MemoryKind, Request, Route, Score
-
 from situations import DIRECT, FILE, MEMORY, on, request
 
 FORCE = Settings(force_compat_mode=True)
