@@ -77,6 +77,16 @@ class Allocation:
             if self.pending is pending:
                 self.pending = None
 
+    def order(self, stream: Stream) -> None:
+        """Let later work of `stream` wait for the work this memory was last used in."""
+        pending = self.pending
+        if pending is None or pending == stream:
+            return
+        if pending.is_closed or pending.device._runtime is not stream.device._runtime:
+            self.wait()
+        else:
+            stream.wait(pending)
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Host memory as a memoryview that keeps this allocation alive."""
         if nbytes == 0:

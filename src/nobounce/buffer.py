@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.allocation import Allocation, fill_pattern, free_here, new_allocation
 from nobounce.device import Device, DeviceLike, as_device
-from nobounce.errors import ArgumentError, BusyError, ClosedError
+from nobounce.errors import ArgumentError, BusyError, ClosedError, ExportError
 from nobounce.route.types import MemoryKind
 from nobounce.stream import Stream, StreamLike, as_stream
 
@@ -205,10 +205,11 @@ class Buffer:
             del allocation
 
     def copy_to(self, dst: Any = None, *, stream: StreamLike) -> Buffer:
-        """Copy everything to `dst`, in order on `stream` (None: the device's default stream); returns `dst` as a Buffer.
+        """Copy everything to `dst`, in order on `stream`; returns `dst` as a Buffer.
 
-        `dst` is a Buffer, or any memory `as_buffer` takes; None allocates on this device. The host may return before
-        the copy is done, as HIP rules 52 to 56 say. ArgumentError where the sizes differ.
+        `dst` is a Buffer, or any memory `as_buffer` takes; None allocates on this device. With
+        `stream=None` the copy goes on a default stream, behind what either buffer was last used in. The host may return
+        before the copy is done, as HIP rules 52 to 56 say. ArgumentError where the sizes differ.
         """
         if dst is None:
             dst = allocate(self.device, self._nbytes, stream=stream)
@@ -240,11 +241,11 @@ class Buffer:
     def view(self) -> memoryview:
         """The bytes as a memoryview which keeps the memory, even after `close`. Waits for work under way.
 
-        ArgumentError where the host cannot reach the memory.
+        ExportError where the host cannot reach the memory.
         """
         allocation = self.allocation
         if not allocation.host:
-            raise ArgumentError(
+            raise ExportError(
                 f"the host cannot reach {allocation.kind.value} memory of {allocation.device}: copy it"
             )
         allocation.wait()
@@ -360,6 +361,9 @@ def _copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
     where = as_stream(stream, lead.device)
     if dst.nbytes == 0:
         return
+    if stream is None:  # nobody has put the copy behind earlier work elsewhere, on another device say
+        to.order(where)
+        of.order(where)
     with where._on():
         if (
             to.kind is of.kind is MemoryKind.DEVICE

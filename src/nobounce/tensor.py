@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nobounce import dlpack
 from nobounce.allocation import Allocation
@@ -142,7 +142,12 @@ class Tensor:
         return bytes(self._allocation.copy_to_host(self._offset, self._nbytes))
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        return self.buffer.view()
+        if not self.is_host_accessible:
+            raise ExportError(f"the host cannot reach memory of {self.device}")
+        try:
+            return memoryview(cast(Any, self.numpy()))
+        except ValueError as error:  # the buffer protocol has no name for bf16, FP8 and their kind
+            raise ExportError(f"no buffer of {self._dtype.name}: {error}") from error
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """An array over the memory, which it keeps alive; a fresh copy where the host cannot reach it.
@@ -247,14 +252,10 @@ class Tensor:
         return dlpack.base_array(fresh.allocation)
 
     def _order(self, here: tuple[int, int] | None, stream: int | None) -> None:
-        pending = self._allocation.pending
         if here == (dlpack.CPU, 0):
             self._allocation.wait()
-        elif pending is not None and stream != -1:
-            if pending.is_closed:
-                self._allocation.wait()
-            else:
-                as_stream(LEGACY_STREAM if stream is None else stream, self.device).wait(pending)
+        elif self._allocation.pending is not None and stream != -1:
+            self._allocation.order(as_stream(LEGACY_STREAM if stream is None else stream, self.device))
 
     def _dlpack_device(self) -> tuple[int, int] | None:
         allocation = self._allocation

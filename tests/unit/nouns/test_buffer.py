@@ -272,6 +272,17 @@ def test_copies_lead_everywhere(source: str, target: str) -> None:
         assert dst.numpy().tobytes() == data
 
 
+def test_a_copy_without_a_stream_goes_behind_earlier_work(latch: threading.Event) -> None:
+    here, there = Device("sim:0"), Device("sim:1")
+    with here.create_stream() as stream, here.allocate(16) as src, there.allocate(16) as dst:
+        hold(stream, latch)
+        src.fill(9, stream=stream)
+        src.copy_to(dst, stream=None)
+        assert not there.default_stream.is_done
+        latch.set()
+        assert dst.numpy().tolist() == [9] * 16
+
+
 def test_copy_to_nothing_makes_a_buffer_on_the_same_device(device: Device) -> None:
     with device.create_stream() as stream, device.allocate(16, stream=stream) as src:
         src.fill(3, stream=stream)

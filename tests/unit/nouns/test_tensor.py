@@ -250,6 +250,19 @@ def test_a_tensor_is_seen_by_the_array_interface_where_it_has_a_name() -> None:
     assert not hasattr(Tensor(buffer, (4,), "F32"), "__cuda_array_interface__")
 
 
+def test_the_buffer_protocol_keeps_shape_and_type() -> None:
+    buffer = filled(Device("cpu"), bytes(16))
+    view = Tensor(buffer, (2, 2), "F32").__buffer__(0)
+    assert (view.shape, view.format, view.nbytes) == ((2, 2), "f", 16)
+    with pytest.raises(BufferError, match="no buffer of BF16"):
+        Tensor(buffer, (2, 2), "BF16").__buffer__(0)
+    with pytest.raises(BufferError, match="cannot reach memory of sim:0"):
+        Tensor(filled(Device("sim:0"), bytes(4)), (1,), "F32").__buffer__(0)
+    if sys.version_info >= (3, 12):
+        assert memoryview(Tensor(buffer, (2, 2), "F32")).shape == (2, 2)
+    assert np.asarray(Tensor(buffer, (2, 2), "BF16")).dtype == ml_dtypes.bfloat16
+
+
 def test_array_options_are_honoured(device: Device) -> None:
     tensor = Tensor(filled(device, bytes(range(8))), (8,), "U8")
     assert np.array(tensor, dtype=np.float32).tolist() == list(range(8))
