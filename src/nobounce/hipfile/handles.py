@@ -53,6 +53,8 @@ def handle_register(descr: Descr | int | None, out: Any = RETURNED) -> tuple[Err
 
 def _open(fd: int) -> File:
     """Raises OSError and Refused."""
+    if not 0 <= fd < 1 << 31:
+        raise Refused(OpError.INTERNAL_ERROR)
     file = File(fd, _name(fd), borrowed=True)
     try:
         kind = os.fstat(fd).st_mode
