@@ -124,8 +124,8 @@ def print_table(bench: Bench, file: files.BenchFile, state: State) -> None:
             f"  {kind.title:<27}{rate:>7}{middle:>10.4f}{low:>8.4f}{high:>8.4f}{user:>8.3f}{system:>8.3f}"
             f"{shown:>11}{cache / 1e6:>12.1f}  {route_of(good[-1]):<30}{every}"
         )
-        if late := max(s.imported for s in good):
-            print(f"    imported {late} modules under the clock")
+        if late := sorted({module for s in good for module in s.imported}):
+            print(f"    imported under the clock: {', '.join(late)}")
     if len(real) > 1 and state == "cold":
         best = bench.median(file.name, state, real[0]) or 0.0
         near = [n for n in real if (bench.median(file.name, state, n) or 0.0) * (1 - TIE) <= best]

@@ -21,7 +21,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -68,15 +68,16 @@ def flat(array: Any) -> Bytes:
 class Nobounce(Loader):
     name, title = "nobounce", "nobounce.load"
     modules: tuple[str, ...] = ("numpy", "ml_dtypes", "nobounce")
-    framework: str | None = None
-    cache = "auto"
+    framework: Literal["numpy", "torch"] | None = None
+    cache: Literal["auto", "avoid"] = "auto"
 
     def prepare(self, path: str) -> None:
         import nobounce
 
-        # The names are loaded on first use: that is an import, which the clock must not see.
+        # Names and runtimes are loaded on first use: those are imports, which the clock must not see. No thread starts.
         for name in nobounce.__all__:
             getattr(nobounce, name)
+        nobounce.Device("cpu")
 
     def load(self, path: str) -> Any:
         import nobounce
@@ -328,13 +329,13 @@ def run(loader: Loader, path: str) -> dict[str, Any]:
     # 5 resets VmHWM to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
     resident, from_disk = status_bytes("VmRSS"), disk_bytes()
-    modules = len(sys.modules)
+    modules = set(sys.modules)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
     loaded = loader.load(path)
     seconds = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_SELF)
-    imported = len(sys.modules) - modules
+    imported = sorted(sys.modules.keys() - modules)
     peak, now_from_disk = status_bytes("VmHWM"), disk_bytes()
     return {
         "seconds": seconds,

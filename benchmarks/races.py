@@ -54,7 +54,7 @@ class Pool:
 class Sample:
     """One run. Seconds of wall, user and system time; bytes; `disk_bytes` were read from a block device during the load.
 
-    `imported` counts modules that were first imported under the clock, which nobody should need.
+    `imported` names modules that were first imported under the clock, which should be none.
     `peak_growth_bytes` is how far the peak of resident memory rose beyond what was resident before, less the tensors' bytes.
     """
 
@@ -69,7 +69,7 @@ class Sample:
     peak_growth_bytes: int = 0
     disk_bytes: int | None = None
     cache_growth_bytes: int = 0
-    imported: int = 0
+    imported: tuple[str, ...] = ()
     digest: str = ""
     receipt: dict[str, Any] = field(default_factory=dict)
     error: str = ""

