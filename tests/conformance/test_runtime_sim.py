@@ -98,6 +98,20 @@ class TestSim(RuntimeTests):
         rig.runtime.fill_async(a, 1, 4096, t)
         with pytest.raises(DeviceError, match="UseBeforeAlloc"):
             rig.runtime.fill_async(a, 1, 4096, u)
+        rig.runtime.free_async(a, t)
+
+    def test_rule_113_memory_is_freed_after_its_uses(self, rig: Rig) -> None:
+        """A free that another stream's use may still follow is refused; with the event it is fine."""
+        s, t = rig.stream(), rig.stream()
+        a = rig.runtime.alloc_async(0, 4096, s)
+        rig.runtime.stream_wait_event(t, rig.recorded(s))
+        rig.runtime.fill_async(a, 1, 4096, s)
+        for _ in range(3):
+            rig.runtime.fill_async(a, 1, 4096, t)
+        with pytest.raises(DeviceError, match="FreeBeforeUse"):
+            rig.runtime.free_async(a, s)
+        assert rig.runtime.pointer_info(a).nbytes == 4096
+        rig.runtime.stream_wait_event(s, rig.recorded(t))
         rig.runtime.free_async(a, s)
 
     def test_rule_113_freed_memory_cannot_be_used(self, rig: Rig) -> None:
@@ -221,6 +235,22 @@ class TestSim(RuntimeTests):
         for address, device in ((rig.pinned(), 0), (rig.pageable(), 0), (a, 1), (a + 4096, 0)):
             with raises_status(RuntimeStatus.InvalidValue):
                 direct.read(device, data, address, 65536, 0)
+
+    def test_direct_counters_and_rules_miss_no_thread(self, rig: Rig, data: int) -> None:
+        direct, a = rig.runtime.direct_io(), rig.device(12288)
+        assert direct is not None
+
+        def read() -> None:
+            for _ in range(100):
+                direct.read(0, data, a, 12288, 0)
+
+        with faults.inject(op="read", short=0.9, every=2) as fault:
+            for call in [rig.background(read) for _ in range(8)]:
+                call.result()
+        assert (fault.calls, fault.hits) == (800, 400)
+        counters = direct.counters(0)
+        assert counters is not None
+        assert counters.read_nbytes == 400 * 12288 + 400 * 8192
 
     def test_direct_io_needs_memory_that_is_there(self, rig: Rig, data: int) -> None:
         direct, s = rig.runtime.direct_io(), rig.stream()

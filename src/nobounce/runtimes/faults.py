@@ -6,7 +6,6 @@ Public through `nobounce.testing.faults`. With no rule active a call pays one te
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -47,7 +46,6 @@ class Rule:
     latency: float = 0.0
     lost: bool = False
     because: str = ""
-    _counter: itertools.count[int] = field(default_factory=itertools.count, repr=False, compare=False)
     _seen: list[int] = field(default_factory=lambda: [0, 0], repr=False, compare=False)
 
     @property
@@ -67,12 +65,11 @@ class Rule:
 
     def strikes(self) -> bool:
         """Count one call and say whether it is one of those to strike."""
-        n = next(self._counter)
-        self._seen[0] = n + 1
-        k = n - self.after
-        hit = k >= 0 and k % self.every == 0 and (self.times is None or k // self.every < self.times)
-        if hit:
-            self._seen[1] += 1
+        with _lock:
+            k = self._seen[0] - self.after
+            self._seen[0] += 1
+            hit = k >= 0 and k % self.every == 0 and (self.times is None or k // self.every < self.times)
+            self._seen[1] += hit
         return hit
 
 
@@ -124,7 +121,8 @@ def inject(
     `device` ("sim:0", or "sim" for all) limits it to one device; pread and pwrite have none. Of the matching calls the
     first `after` are spared, then each `every`-th is struck, `times` times at most. A struck call sleeps `latency`
     seconds, then loses its device for good (`lost`), else raises `error` (an errno, or a `RuntimeStatus` for a device
-    error), else moves `short` bytes at most (an int) or that fraction of what was asked (a float, at least one byte).
+    error), else moves `short` bytes at most (an int) or that fraction of what was asked (a float; a byte at least, and
+    whole blocks of 4096 for direct transfers, which the kernel would refuse otherwise).
     op="direct" and op="peer" say that there is no direct path, no peer access, `because`.
     """
     made = rule(
@@ -158,12 +156,12 @@ def take(op: str, device: str | None, own: tuple[Rule, ...] = ()) -> Rule | None
     return struck
 
 
-def shortened(struck: Rule, nbytes: int) -> int:
-    """How many bytes a struck call may move."""
+def shortened(struck: Rule, nbytes: int, grain: int = 1) -> int:
+    """How many bytes a struck call may move; a fraction is rounded down to `grain` bytes, which is the least."""
     if struck.short is None:
         return nbytes
     if isinstance(struck.short, float):
-        return max(1, int(nbytes * struck.short))
+        return min(nbytes, max(grain, int(nbytes * struck.short) // grain * grain))
     return min(nbytes, struck.short)
 
 

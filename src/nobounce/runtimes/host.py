@@ -19,7 +19,9 @@ from nobounce.runtimes.base import PointerInfo
 from nobounce.runtimes.host_calls import api, invalid_value
 from nobounce.runtimes.host_copies import HostCopies
 from nobounce.runtimes.host_memory import Allocation, HostSpace
+from nobounce.runtimes.host_ops import HostStream, Op
 from nobounce.runtimes.host_order import HostOrder
+from nobounce.runtimes.host_tickets import Ordered
 
 
 class HostRuntime(HostOrder, HostCopies):
@@ -59,12 +61,10 @@ class HostRuntime(HostOrder, HostCopies):
     @api
     def alloc_async(self, device: int, nbytes: int, stream: int) -> int:
         s = self._stream(stream, "alloc_async")
-        ticket = self._new_ticket()
-        address = self._allocate(
-            "alloc_async", device, nbytes, MemoryKind.DEVICE, ordered=True, ticket=ticket
-        )
+        order = Ordered()
+        address = self._allocate("alloc_async", device, nbytes, MemoryKind.DEVICE, order=order)
         if address:
-            self._executor.submit(s, None, new_ticket=ticket)
+            self._executor.submit(s, None, allocates=order)
         return address
 
     @api
@@ -77,7 +77,7 @@ class HostRuntime(HostOrder, HostCopies):
 
     @api
     def free(self, address: int) -> None:
-        """Memory of `alloc_async` is freed without waiting, once what the device has to do now is done (HIP rule 118)."""
+        """Memory of `alloc_async` is freed without waiting, once what there is to do now is done (HIP rule 118)."""
         if address == 0:
             return
         found = self._owned("free", address)
@@ -85,12 +85,10 @@ class HostRuntime(HostOrder, HostCopies):
             raise DeviceError("free", RuntimeStatus.InvalidDevicePointer, detail="pinned host memory")
         if not self._map.remove(found):
             raise invalid_value("free", f"{address:#x} is freed already")
-        device = self._host(found.device)
-        if found.ordered:
-            tails = self._executor.tails(device)
-            self._executor.submit(device.reaper, lambda: self._release(found), after=tails)
+        if found.order is not None:
+            self._release_later(found)
             return
-        self._executor.wait(self._executor.tails(device))
+        self._executor.wait(self._executor.tails(self._host(found.device)))
         self._release(found)
 
     @api
@@ -103,12 +101,12 @@ class HostRuntime(HostOrder, HostCopies):
             raise invalid_value("free_async", f"{found.kind.value} memory")
         if not self._map.remove(found):
             raise invalid_value("free_async", f"{address:#x} is freed already")
-        needs = [found.ticket] if found.ticket is not None else []
         try:
-            self._executor.submit(s, lambda: self._release(found), needs=needs, call="free_async")
+            op = self._executor.submit(s, None, frees=found.order, call="free_async")
         except DeviceError:
             self._map.add(found)
             raise
+        self._release_later(found, op)
 
     @api
     def free_pinned(self, address: int) -> None:
@@ -163,8 +161,7 @@ class HostRuntime(HostOrder, HostCopies):
         nbytes: int,
         kind: MemoryKind,
         *,
-        ordered: bool = False,
-        ticket: int | None = None,
+        order: Ordered | None = None,
     ) -> int:
         where = None if device is None else self._device(device, call)
         if nbytes < 0:
@@ -173,7 +170,7 @@ class HostRuntime(HostOrder, HostCopies):
             return 0
         self._strike(where, "alloc_pinned" if kind is MemoryKind.PINNED else "alloc")
         made = self._space.allocate(nbytes, kind, device)
-        made.ordered, made.ticket = ordered, ticket
+        made.order = order
         self._map.add(made)
         return made.base
 
@@ -183,9 +180,16 @@ class HostRuntime(HostOrder, HostCopies):
             raise invalid_value(call, f"{address:#x} is not the start of an allocation, or is freed already")
         return found
 
+    def _release_later(self, allocation: Allocation, *after: Op) -> None:
+        """Give memory back once all that is pending now has ended: a stray use must not crash the process."""
+        tails = [op for device in self._devices for op in self._executor.tails(device)]
+        device = self._host(allocation.device)
+        releasing = HostStream(device, nonblocking=True, priority=1)
+        self._executor.submit(
+            releasing, lambda: self._release(allocation), after=(*after, *tails), inline=True
+        )
+
     def _release(self, allocation: Allocation) -> None:
-        if allocation.ticket is not None:
-            self._executor.covered(frozenset((allocation.ticket,)))
         if not (self._executor.exiting or sys.is_finalizing()):
             self._space.release(allocation)
 

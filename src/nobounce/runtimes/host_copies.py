@@ -17,6 +17,7 @@ from nobounce.runtimes.base import CopyKind
 from nobounce.runtimes.host_calls import api, invalid_value
 from nobounce.runtimes.host_core import INLINE_NBYTES, HostCore, Spot
 from nobounce.runtimes.host_ops import HostDevice, HostStream, Op, Work
+from nobounce.runtimes.host_tickets import Ordered
 
 _NO_COMPUTE_UNITS = 1024
 """hipMemcpyDeviceToDeviceNoCU, the one kind outside 0..4 that HIP takes (HIP rule 64)."""
@@ -107,7 +108,7 @@ class HostCopies(HostCore):
         op = self._executor.submit(
             s,
             self._task(s.device, "copy", lambda: _run_all(works)),
-            needs=_needs(*moves),
+            touches=_touches(*moves),
             call="copy_batch",
         )
         if not all(m.between_devices or (m.to_device and not m.managed) for m in moves):
@@ -139,7 +140,7 @@ class HostCopies(HostCore):
             s,
             self._task(s.device, "fill", work),
             inline=nbytes <= INLINE_NBYTES,
-            needs=_needs_of(spot),
+            touches=_ordered(spot),
             call=call,
         )
 
@@ -189,7 +190,7 @@ class HostCopies(HostCore):
         device = of or to or self._current(call)
         null = device.null
         if move.host_only:  # drain the stream, then copy on this thread (HIP rule 51)
-            self._wait_for(self._executor.submit(null, None, needs=_needs(move), call=call), call)
+            self._wait_for(self._executor.submit(null, None, touches=_touches(move), call=call), call)
             self._task(device, "copy", self._work(move))()
             return
         crossing = of is not None and to is not None and of is not to
@@ -200,7 +201,7 @@ class HostCopies(HostCore):
             self._task(device, "copy", self._work(move)),
             after=before,
             inline=blocks or move.nbytes <= INLINE_NBYTES,
-            needs=_needs(move),
+            touches=_touches(move),
             call=call,
         )
         if crossing and to:  # later null-stream work there comes after this copy (HIP rule 71)
@@ -217,7 +218,7 @@ class HostCopies(HostCore):
             inline = blocks = True
         work = self._staged(move) if consume and not blocks else self._work(move)
         op = self._executor.submit(
-            s, self._task(s.device, "copy", work), inline=inline, needs=_needs(move), call=call
+            s, self._task(s.device, "copy", work), inline=inline, touches=_touches(move), call=call
         )
         if blocks:
             self._wait_for(op, call)
@@ -250,14 +251,14 @@ def _pinned_out(move: Move) -> bool:
     return move.src.kind is DEVICE and move.dst.kind is MemoryKind.PINNED
 
 
-def _needs_of(*spots: Spot) -> list[int]:
-    return [
-        s.allocation.ticket for s in spots if s.allocation is not None and s.allocation.ticket is not None
-    ]
+def _ordered(*spots: Spot) -> list[Ordered]:
+    """Stream-ordered memory among them, each once."""
+    found = (s.allocation.order for s in spots if s.allocation is not None)
+    return list(dict.fromkeys(o for o in found if o is not None))
 
 
-def _needs(*moves: Move) -> list[int]:
-    return [t for m in moves for t in _needs_of(m.dst, m.src)]
+def _touches(*moves: Move) -> list[Ordered]:
+    return _ordered(*(spot for m in moves for spot in (m.dst, m.src)))
 
 
 def _run_all(works: list[Work]) -> None:

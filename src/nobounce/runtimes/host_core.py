@@ -17,7 +17,6 @@ from nobounce.runtimes.host_ops import HostDevice, HostStream, Op, Work
 from nobounce.runtimes.host_streams import Executor
 
 _handles = itertools.count(0x1000, 0x10)
-_tickets = itertools.count(1)
 
 INLINE_NBYTES = 64 << 10
 """An op up to this size runs on the submitting thread of `cpu` where nothing is before it: handing it over costs more."""
@@ -124,9 +123,6 @@ class HostCore(Runtime):
 
     def _new_handle(self) -> int:
         return next(_handles)  # never given out twice, in any runtime: a stale handle is always known as such
-
-    def _new_ticket(self) -> int | None:
-        return next(_tickets) if self._strict else None
 
     # addresses
 

@@ -15,6 +15,7 @@ from nobounce.clock import Scheduler
 from nobounce.errors import OutOfMemoryError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import libc
+from nobounce.runtimes.host_tickets import Ordered
 
 _CHUNK = 64 << 30
 _CHUNKS_BEFORE_REUSE = 16
@@ -31,9 +32,8 @@ class Allocation:
     backing: int
     mapped: int = 0
     registered: bool = False
-    ordered: bool = False
-    ticket: int | None = None
-    """Of memory whose allocation is ordered in a stream and that no host synchronisation has covered yet."""
+    order: Ordered | None = None
+    """Of memory that alloc_async made."""
     ended: bool = False
 
     def at(self, address: int) -> int:

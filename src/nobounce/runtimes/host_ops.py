@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Work = Callable[[], object]
 
-_NO_TICKETS: frozenset[int] = frozenset()
+NO_TICKETS: frozenset[int] = frozenset()
 
 
 class HostDevice:
@@ -23,11 +23,10 @@ class HostDevice:
         self.ordinal, self.name = ordinal, name
         self.busy: set[HostStream] = set()
         self.errors: list[tuple[HostStream, int, Exception]] = []
-        self.tickets = _NO_TICKETS
-        self.blocking_tickets = _NO_TICKETS
+        self.tickets = NO_TICKETS
+        self.blocking_tickets = NO_TICKETS
         self.lost = False
         self.null = HostStream(self, nonblocking=False, priority=0)
-        self.reaper = HostStream(self, nonblocking=True, priority=0)
 
 
 class HostStream:
@@ -51,7 +50,7 @@ class HostStream:
         self.ready: Op | None = None
         self.served = False
         self.submitted = 0
-        self.tickets = _NO_TICKETS
+        self.tickets = NO_TICKETS
 
 
 class Op:
@@ -84,7 +83,7 @@ class Op:
         self.time = 0.0
         self.error: Exception | None = None
         self.gate: HostGate | None = None
-        self.tickets = _NO_TICKETS
+        self.tickets = NO_TICKETS
 
 
 class Latch:

@@ -18,6 +18,7 @@ from nobounce.clock import Scheduler
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.base import Gate
 from nobounce.runtimes.host_ops import HostDevice, HostStream, Latch, Op, Work
+from nobounce.runtimes.host_tickets import Ordered, Tickets
 
 _IDLE_SECONDS = 5.0
 _MOST_IDLE = 8
@@ -57,8 +58,7 @@ class Executor:
     def __init__(self, scheduler: Scheduler, name: str, *, inline: bool, tickets: bool) -> None:
         self.scheduler, self.name, self.inline = scheduler, name, inline
         self.lock = scheduler.lock()
-        self.live_tickets: set[int] = set()
-        self._tickets = tickets
+        self.tickets = Tickets() if tickets else None
         self._idle: list[_Worker] = []
         self._gates: set[HostGate] = set()
         self._generation = 0
@@ -77,14 +77,15 @@ class Executor:
         timed: bool = False,
         signals: bool = False,
         gate: HostGate | None = None,
-        needs: Collection[int] = (),
-        new_ticket: int | None = None,
+        allocates: Ordered | None = None,
+        touches: Collection[Ordered] = (),
+        frees: Ordered | None = None,
         call: str = "",
     ) -> Op:
         """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline` lets this thread run it.
 
-        `implicit` adds the dependencies on the legacy null stream. `needs` are tickets of stream-ordered allocations
-        that must come before (HIP rule 113). An op that `signals` tells the host that all before it has happened.
+        `implicit` adds the dependencies on the legacy null stream. `allocates`, `touches` and
+        `frees` name stream-ordered memory, whose order is checked where there are tickets. An op that `signals` tells the host that all before it has happened.
         """
         with self.lock:
             deps = [d for d in after if not d.done]
@@ -92,21 +93,10 @@ class Executor:
                 self._add_null_dependencies(stream, deps)
             if stream.queue:
                 deps.append(stream.queue[-1])
-            if self._tickets:
-                seen = self._tickets_before(stream, after, implicit)
-                for ticket in needs:
-                    if ticket in self.live_tickets and ticket not in seen:
-                        raise use_before_alloc(call)
-                if new_ticket is not None:
-                    self.live_tickets.add(new_ticket)
-                    seen |= {new_ticket}
-                stream.tickets = seen
-                if seen:
-                    stream.device.tickets = (stream.device.tickets & self.live_tickets) | seen
-                    if not stream.nonblocking:
-                        stream.device.blocking_tickets = (
-                            stream.device.blocking_tickets & self.live_tickets
-                        ) | seen
+            if self.tickets is not None:
+                self.tickets.admit(
+                    stream, after, implicit, call=call, allocates=allocates, touches=touches, frees=frees
+                )
             stream.submitted += 1
             op = Op(stream, stream.submitted, work)
             op.timed, op.signals, op.gate, op.tickets = timed, signals, gate, stream.tickets
@@ -147,16 +137,6 @@ class Executor:
             deps += [s.queue[-1] for s in stream.device.busy if not s.nonblocking and s is not null]
         elif not stream.nonblocking and null.queue:
             deps.append(null.queue[-1])
-
-    def _tickets_before(self, stream: HostStream, after: Iterable[Op], implicit: bool) -> frozenset[int]:
-        seen = stream.tickets
-        for op in after:
-            seen |= op.tickets
-        if implicit and stream is stream.device.null:
-            seen |= stream.device.blocking_tickets
-        elif implicit and not stream.nonblocking:
-            seen |= stream.device.null.tickets
-        return seen & self.live_tickets if seen else seen
 
     # completion; the lock is held
 
@@ -309,9 +289,9 @@ class Executor:
 
     def covered(self, tickets: frozenset[int]) -> None:
         """The host knows that these stream-ordered allocations have happened."""
-        if tickets:
+        if tickets and self.tickets is not None:
             with self.lock:
-                self.live_tickets -= tickets
+                self.tickets.live -= tickets
 
     def tail(self, stream: HostStream) -> list[Op]:
         with self.lock:
@@ -374,13 +354,3 @@ def run_host_function(fn: Work) -> None:
         fn()
     finally:
         inside.host_call = False
-
-
-def use_before_alloc(call: str) -> DeviceError:
-    """HIP rule 113, which a GPU leaves to chance."""
-    return DeviceError(
-        call,
-        RuntimeStatus.InvalidValue,
-        name="UseBeforeAlloc",
-        detail="memory allocated in the order of a stream that this is not ordered after: record an event and wait for it",
-    )

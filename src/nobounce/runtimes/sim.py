@@ -21,7 +21,9 @@ from nobounce.runtimes.host_calls import invalid_value
 from nobounce.runtimes.host_core import lost_error
 from nobounce.runtimes.host_memory import DeviceSpace, host_memory_nbytes
 from nobounce.runtimes.host_ops import HostDevice, Work
-from nobounce.runtimes.host_streams import use_before_alloc
+from nobounce.runtimes.host_tickets import Ordered, use_before_alloc
+
+_BLOCK = 4096
 
 
 class SimDirect(DirectIO):
@@ -49,14 +51,18 @@ class SimDirect(DirectIO):
     def read(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         where, most = self._begin("read", device, address, nbytes)
         moved = min(most, rawio.read_plain(fd, where, nbytes, file_offset))
-        self._counts[device][0] += moved
+        self._count(device, 0, moved)
         return moved
 
     def write(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         where, most = self._begin("write", device, address, nbytes)
         moved = min(most, rawio.write_plain(fd, where, nbytes, file_offset))
-        self._counts[device][1] += moved
+        self._count(device, 1, moved)
         return moved
+
+    def _count(self, device: int, which: int, moved: int) -> None:
+        with self._runtime._executor.lock:  # I/O threads share the counters
+            self._counts[device][which] += moved
 
     def counters(self, device: int) -> DirectCounters:
         return DirectCounters(*self._counts[device])
@@ -68,12 +74,13 @@ class SimDirect(DirectIO):
         spot = runtime._spot(address, nbytes, op)
         if spot.allocation is None or spot.kind is not MemoryKind.DEVICE or spot.allocation.device != device:
             raise invalid_value(op, f"{address:#x} is not memory of {d.name}")
-        if spot.allocation.ticket in runtime._executor.live_tickets:
+        tickets, order = runtime._executor.tickets, spot.allocation.order
+        if tickets is not None and order is not None and not tickets.knows(order):
             raise use_before_alloc(op)
         struck = runtime._struck(d, op)
         if struck is not None:
             runtime._suffer(struck, d, op)
-            nbytes = faults.shortened(struck, nbytes)
+            nbytes = faults.shortened(struck, nbytes, _BLOCK)
         return spot.where, nbytes
 
 
@@ -167,8 +174,7 @@ class SimRuntime(HostRuntime):
         nbytes: int,
         kind: MemoryKind,
         *,
-        ordered: bool = False,
-        ticket: int | None = None,
+        order: Ordered | None = None,
     ) -> int:
         if self._memory_nbytes is not None and kind is MemoryKind.DEVICE:
             used = sum(a.nbytes for a in self._map.all() if a.kind is kind and a.device == device)
@@ -176,7 +182,7 @@ class SimRuntime(HostRuntime):
                 raise OutOfMemoryError(
                     f"{call}: {nbytes} bytes on sim:{device}, {self._memory_nbytes - used} of {self._memory_nbytes} free"
                 )
-        return super()._allocate(call, device, nbytes, kind, ordered=ordered, ticket=ticket)
+        return super()._allocate(call, device, nbytes, kind, order=order)
 
     def _peers_possible(self) -> bool:
         return self._struck(None, "peer") is None

@@ -29,7 +29,7 @@ def test_thousands_of_waiting_streams_hold_no_threads() -> None:
         s = rig.stream()
         runtime.stream_wait_event(s, event)
         runtime.host_call(s, lambda i=i: ran.append(i))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     gate.open()
     runtime.device_sync(0)
     assert sorted(ran) == list(range(2000))
