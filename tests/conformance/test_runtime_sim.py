@@ -141,6 +141,20 @@ class TestSim(RuntimeTests):
         assert child.stdout == b"allocated\n"
         assert child.returncode == -signal.SIGSEGV
 
+    def test_C98_device_0_is_untouched_by_copies_of_device_1(self, rig: Rig) -> None:
+        """With device 0 current and held, copies of memory on device 1 go on."""
+        a, b = rig.device(device=1), rig.device(device=1)
+        rig.runtime.set_current_device(0)
+        rig.hold(0)
+
+        def work() -> bytes:
+            rig.put(a, b"1" * 4096)
+            rig.runtime.copy(b, a, 4096)
+            return rig.get(b)
+
+        assert rig.background(work).result() == b"1" * 4096
+        assert not rig.runtime.stream_query(0)
+
     def test_memory_of_a_device_is_limited(self) -> None:
         runtime = SimRuntime(devices=2, memory_nbytes=1 << 20)
         a = runtime.alloc(0, 1 << 20)

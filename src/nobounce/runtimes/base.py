@@ -97,6 +97,9 @@ class DirectCounters:
 class DirectIO(ABC):
     """Direct transfers between a file and device memory. It never refuses by policy: only the judge does."""
 
+    plain: bool = False
+    """Whether `read` and `write` are the bare system calls at the given address, so that io_uring may stand in for them."""
+
     @abstractmethod
     def facts(self, device: int) -> DirectFacts:
         """What direct I/O to `device` can do, as plain data for the judge."""
@@ -111,6 +114,9 @@ class DirectIO(ABC):
     @abstractmethod
     def write(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         """Write device memory to `fd` (opened O_DIRECT); returns bytes moved, maybe short."""
+
+    def prepare(self, device: int, address: int, nbytes: int) -> None:  # noqa: B027 - optional
+        """Make sure that memory about to be read into is there, for file systems that will not fault it in."""
 
     def register_file(self, fd: int) -> int:
         """Prepare `fd` for direct transfers; returns a token for `deregister_file`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.route.types import DirectFacts, MemoryKind
-from nobounce.runtimes import rawio
+from nobounce.runtimes import libc, rawio
 from nobounce.runtimes.base import Capabilities, DeviceInfo, DirectIO
 from nobounce.runtimes.host import HostRuntime
 from nobounce.runtimes.host_memory import HostSpace, host_memory_nbytes
@@ -19,6 +19,7 @@ KDLCPU = 1
 class CpuDirect(DirectIO):
     """O_DIRECT reads and writes at plain addresses; what the kernel does not like comes back as its errno."""
 
+    plain = True
     _FACTS = DirectFacts(
         runtime="cpu", available=True, file_rule="probe", memory_kinds=frozenset(MemoryKind), p2p="no"
     )
@@ -28,6 +29,9 @@ class CpuDirect(DirectIO):
 
     def read(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         return rawio.read_plain(fd, address, nbytes, file_offset)
+
+    def prepare(self, device: int, address: int, nbytes: int) -> None:
+        libc.populate(address, nbytes)
 
     def write(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         return rawio.write_plain(fd, address, nbytes, file_offset)

@@ -212,13 +212,18 @@ class HostCopies(HostCore):
     def _copy_on(self, s: HostStream, move: Move, call: str) -> None:
         blocks = move.managed or not (move.between_devices or move.to_device or _pinned_out(move))
         consume = move.to_device and move.src.kind is PAGEABLE
-        inline = blocks or move.nbytes <= INLINE_NBYTES
-        if consume and self._executor.inline and self._executor.is_idle(s):
-            # Copying now costs what staging would. Should the stream have become busy meanwhile, wait it out.
-            inline = blocks = True
+        if consume and not blocks:  # where nothing is before it, copying costs what staging would
+            now = self._executor.run_now(s, self._task(s.device, "copy", self._work(move)))
+            if now is not None:
+                self._wait_for(now, call)
+                return
         work = self._staged(move) if consume and not blocks else self._work(move)
         op = self._executor.submit(
-            s, self._task(s.device, "copy", work), inline=inline, touches=_touches(move), call=call
+            s,
+            self._task(s.device, "copy", work),
+            inline=blocks or move.nbytes <= INLINE_NBYTES,
+            touches=_touches(move),
+            call=call,
         )
         if blocks:
             self._wait_for(op, call)

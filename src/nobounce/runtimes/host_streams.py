@@ -84,8 +84,9 @@ class Executor:
     ) -> Op:
         """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline` lets this thread run it.
 
-        `implicit` adds the dependencies on the legacy null stream. `allocates`, `touches` and
-        `frees` name stream-ordered memory, whose order is checked where there are tickets. An op that `signals` tells the host that all before it has happened.
+        `implicit` adds the dependencies on the legacy null stream. `allocates`, `touches` and `frees`
+        name stream-ordered memory, whose order is checked where there are tickets. An op that `signals` tells the host
+        that all before it has happened.
         """
         with self.lock:
             deps = [d for d in after if not d.done]
@@ -97,16 +98,13 @@ class Executor:
                 self.tickets.admit(
                     stream, after, implicit, call=call, allocates=allocates, touches=touches, frees=frees
                 )
-            stream.submitted += 1
-            op = Op(stream, stream.submitted, work)
-            op.timed, op.signals, op.gate, op.tickets = timed, signals, gate, stream.tickets
+            op = self._append(stream, work)
+            op.timed, op.signals, op.gate = timed, signals, gate
             if gate is not None:
                 self._gates.add(gate)
             for dep in deps:
                 dep.dependents.append(op)
             op.missing = len(deps)
-            stream.queue.append(op)
-            stream.device.busy.add(stream)
             if deps:
                 return op
             if work is None:
@@ -119,12 +117,24 @@ class Executor:
         self._run(op)
         return op
 
-    def is_idle(self, stream: HostStream) -> bool:
-        """Whether an op submitted now would have nothing to wait for."""
-        null = stream.device.null
-        if stream is null:
-            return not any(not s.nonblocking for s in stream.device.busy.copy())
-        return not stream.queue and (stream.nonblocking or not null.queue)
+    def run_now(self, stream: HostStream, work: Work) -> Op | None:
+        """Run `work` on this thread if nothing is before it; None, and nothing happens, if something is."""
+        with self.lock:
+            before = [stream.queue[-1]] if stream.queue else []
+            self._add_null_dependencies(stream, before)
+            if before or not self.inline:
+                return None
+            op = self._append(stream, work)
+        self._run(op)
+        return op
+
+    def _append(self, stream: HostStream, work: Work | None) -> Op:
+        stream.submitted += 1
+        op = Op(stream, stream.submitted, work)
+        op.tickets = stream.tickets
+        stream.queue.append(op)
+        stream.device.busy.add(stream)
+        return op
 
     def submit_gate(self, stream: HostStream, on_reached: Callable[[], None]) -> HostGate:
         gate = HostGate(self, on_reached)

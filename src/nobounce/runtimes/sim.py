@@ -13,7 +13,7 @@ from nobounce.clock import THREADS, Scheduler
 from nobounce.config import settings
 from nobounce.errors import OutOfMemoryError
 from nobounce.route.types import DirectFacts, MemoryKind
-from nobounce.runtimes import faults, rawio
+from nobounce.runtimes import faults, libc, rawio
 from nobounce.runtimes.base import Capabilities, DeviceInfo, DirectCounters, DirectIO
 from nobounce.runtimes.faults import Rule
 from nobounce.runtimes.host import HostRuntime
@@ -53,6 +53,9 @@ class SimDirect(DirectIO):
         moved = min(most, rawio.read_plain(fd, where, nbytes, file_offset))
         self._count(device, 0, moved)
         return moved
+
+    def prepare(self, device: int, address: int, nbytes: int) -> None:
+        libc.populate(self._runtime._spot(address, nbytes, "prepare").where, nbytes)
 
     def write(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         where, most = self._begin("write", device, address, nbytes)
