@@ -26,6 +26,7 @@ def probe_direct(direct_fd: int) -> Literal["yes", "no", "unknown"]:
     if before is None or cached_before is None:
         return "unknown"
     with mmap.mmap(-1, BLOCK) as block:
+        block[0] = 0  # btrfs serves untouched memory from the page cache
         try:
             moved = os.preadv(direct_fd, [block], 0)
         except OSError:

@@ -7,6 +7,7 @@ bytes, less than a page per file beside them, and one scratch of 16 MiB when ten
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import gc
 import os
@@ -229,6 +230,7 @@ def _load_one(
                 errno.ESTALE,
                 one.path,
             )
+    receipt = dataclasses.replace(receipt, requested=spot.needed)  # the request was rounded up past the end of the file
     if spot.moves:
         _move(slab, spot, device)
     _hand_out(model, one.header, spot, slab, framework)

@@ -37,6 +37,8 @@ def move(target: Target, chunk: Chunk) -> tuple[int, bool]:
         raise DirectFailure(errno.ENODEV, 0)
     call = direct.read if target.op == "read" else direct.write
     address = target.address + chunk.buffer_offset
+    if target.populate:
+        direct.prepare(target.device, address, chunk.nbytes)
     if target.one_call:
         try:
             moved = call(target.device, target.direct_fd, address, chunk.nbytes, chunk.file_offset)

@@ -39,8 +39,6 @@ _MODES = {
     "x+": os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
 _SOURCE = LiveSource()
-_probed: dict[int, str] = {}
-"""Outcome of the direct probe by st_dev."""
 
 
 def open(path: str | os.PathLike[str] | int, mode: str = "r") -> File:  # noqa: A001 - named as its users know it
@@ -105,7 +103,6 @@ class File:
             if not borrowed:
                 os.close(fd)
             raise
-        self._device_id = status.st_dev
 
     @classmethod
     def from_fd(cls, fd: int, name: str | None = None) -> File:
@@ -183,12 +180,8 @@ class File:
     def _probe(self, known: FileFacts, fd: int) -> Any:
         if known.dio_offset_align is not None or known.filesystem.memory or known.access_mode == "w":
             return "unknown"
-        outcome = _probed.get(self._device_id)
-        if outcome is None:
-            outcome = probe_direct(fd)
-            if outcome != "unknown":
-                _probed[self._device_id] = outcome
-        return outcome
+        # Asked of each file: on btrfs one file is direct and the next, which has checksums, is not.
+        return probe_direct(fd)
 
     # transfers
 

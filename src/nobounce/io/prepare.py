@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nobounce.buffer import Buffer, as_buffer
 from nobounce.config import settings
 from nobounce.errors import ArgumentError, InternalError
+from nobounce.io.bounce import Ring
 from nobounce.io.engine import Engine, default_width, engine_for
 from nobounce.io.job import Job
 from nobounce.io.plan import cached_ranges, retry_errnos
@@ -125,9 +126,7 @@ def make_job(
 ) -> Job:
     """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring."""
     device = view.device
-    runtime = device._runtime
-    reachable = runtime.capabilities.host_addressable or request.memory.kind is not MemoryKind.DEVICE
-    ring = None if reachable else pool.rings.get(runtime, device.ordinal)
+    ring = ring_for(view, request.memory.kind, pool)
     chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
     if ahead and ring is not None:
         share = request.settings.async_buffer_nbytes
@@ -135,24 +134,12 @@ def make_job(
         width, slots = stream_width(share, ring.slot_nbytes)
         ring.prepare(width * slots, width)
     chunks, epilogue = cut(route, request.op, chunk_nbytes)
-    needs_direct = any(c.backend == "fastpath" for c in chunks)
-    target = Target(
-        op=request.op,
-        filename=file.name,
-        device_name=device.name,
-        runtime=runtime,
-        device=device.ordinal,
-        kind=request.memory.kind,
-        address=request.memory.address,
-        buffered_fd=file._descriptor("buffered"),
-        own_fd=file._owns("buffered"),
-        direct_fd=file._descriptor("direct") if needs_direct else -1,
-        direct=runtime.direct_io() if needs_direct else None,
-        align=max(alignments(request)),
-        max_nbytes=request.direct.max_nbytes,
-        drop_cache=request.cache == "avoid",
-        retry_errnos=retry_errnos(request),
-        ring=ring,
+    target = make_target(
+        file,
+        request,
+        view,
+        ring,
+        direct=any(c.backend == "fastpath" for c in chunks),
         slots=slots,
         one_call=one_call,
     )
@@ -173,6 +160,48 @@ def make_job(
         on_direct_failure=remember,
         progress=progress,
     )
+
+
+def make_target(
+    file: File,
+    request: Request,
+    view: Buffer,
+    ring: Ring | None,
+    *,
+    direct: bool,
+    slots: int = 2,
+    one_call: bool = False,
+) -> Target:
+    """Both ends of a request's transfer, their descriptors opened; `direct` says that the direct one is needed."""
+    device = view.device
+    runtime = device._runtime
+    return Target(
+        op=request.op,
+        filename=file.name,
+        device_name=device.name,
+        runtime=runtime,
+        device=device.ordinal,
+        kind=request.memory.kind,
+        address=request.memory.address,
+        buffered_fd=file._descriptor("buffered"),
+        own_fd=file._owns("buffered"),
+        direct_fd=file._descriptor("direct") if direct else -1,
+        direct=runtime.direct_io() if direct else None,
+        align=max(alignments(request)),
+        max_nbytes=request.direct.max_nbytes,
+        drop_cache=request.cache == "avoid",
+        retry_errnos=retry_errnos(request),
+        ring=ring,
+        slots=slots,
+        one_call=one_call,
+    )
+
+
+def ring_for(view: Buffer, kind: MemoryKind, pool: Engine) -> Ring | None:
+    """The bounce ring of the buffer's device, or None where the host reaches the memory itself."""
+    device = view.device
+    reachable = device._runtime.capabilities.host_addressable or kind is not MemoryKind.DEVICE
+    return None if reachable else pool.rings.get(device._runtime, device.ordinal)
 
 
 def stream_width(share_nbytes: int, slot_nbytes: int) -> tuple[int, int]:

@@ -56,6 +56,8 @@ class Target:
     retry_errnos: frozenset[int]
     ring: Ring | None
     slots: int = 2
+    populate: bool = False
+    """btrfs does not fault memory in during a direct read: what is not there yet it reads through the page cache."""
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
 

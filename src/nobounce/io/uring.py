@@ -1,0 +1,257 @@
+"""io_uring through ctypes and numpy: no liburing, and no Python work per request.
+
+Both rings are memory that the kernel shares; here they are numpy arrays over it. Many requests are put into the
+submission ring by one slice assignment, and many completions are taken out by one copy.
+
+Memory order. Without a polling kernel thread (never asked for here) the kernel reads the submission tail inside
+io_uring_enter on the caller's own thread, so program order is enough. Completions may be written by another core: the
+kernel stores them before it stores the tail, so the reader must not look at them before it has seen the tail. Python's
+lock is such a barrier (its acquire is one in C), and it is taken between the two looks.
+
+Every entry submitted gives exactly one completion, so `in_flight` follows from the two rings' own counters and stays right
+when a signal interrupts a call: nothing has to be remembered beside them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_SETUP, _ENTER = 425, 426
+_SETUP_CLAMP = 1 << 4
+_SETUP_SUBMIT_ALL = 1 << 7
+_SETUP_COOP_TASKRUN = 1 << 8
+_FEAT_SINGLE_MMAP = 1 << 0
+_FEAT_NODROP = 1 << 1
+_FEAT_EXT_ARG = 1 << 8
+_NEEDED = _FEAT_SINGLE_MMAP | _FEAT_NODROP | _FEAT_EXT_ARG
+"""All of them since Linux 5.11."""
+_ENTER_GETEVENTS = 1
+_ENTER_EXT_ARG = 1 << 3
+_OFF_SQES = 0x10000000
+_MAP_SHARED_POPULATE = 0x01 | 0x8000
+_PROT_READ_WRITE = 3
+_MAP_FAILED = ctypes.c_size_t(-1).value
+
+OP_POLL_ADD, OP_ASYNC_CANCEL, OP_READ, OP_WRITE = 6, 14, 22, 23
+POLLIN = 1
+MAX_DEPTH = 4096
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_LONG, _SIZE = ctypes.c_long, ctypes.c_size_t
+_libc.syscall.argtypes = [_LONG, _LONG, _LONG, _LONG, _LONG, _SIZE, _LONG]
+_libc.syscall.restype = _LONG
+_libc.mmap.argtypes = [_SIZE, _SIZE, ctypes.c_int, ctypes.c_int, ctypes.c_int, _LONG]
+_libc.mmap.restype = _SIZE
+_libc.munmap.argtypes = [_SIZE, _SIZE]
+
+
+def _syscall(number: int, *arguments: int) -> int:
+    given = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    result: int = _libc.syscall(number, *given)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+class _Wait(ctypes.Structure):
+    """struct io_uring_getevents_arg with the timespec it points to behind it."""
+
+    _fields_ = (
+        ("sigmask", ctypes.c_uint64),
+        ("sigmask_nbytes", ctypes.c_uint32),
+        ("min_wait_usec", ctypes.c_uint32),
+        ("timespec", ctypes.c_uint64),
+        ("seconds", ctypes.c_int64),
+        ("nanoseconds", ctypes.c_int64),
+    )
+
+
+_WAIT_NBYTES = 24
+
+
+def sqe_dtype() -> np.dtype[Any]:
+    """struct io_uring_sqe as far as reads, writes, polls and cancels use it."""
+    import numpy as np
+
+    fields = [
+        ("opcode", "u1"),
+        ("flags", "u1"),
+        ("ioprio", "u2"),
+        ("fd", "i4"),
+        ("offset", "u8"),
+        ("address", "u8"),
+        ("nbytes", "u4"),
+        ("op_flags", "u4"),
+        ("user_data", "u8"),
+        ("rest", "u8", (3,)),
+    ]
+    return np.dtype(fields)  # type: ignore[call-overload,no-any-return]
+
+
+def _cqe_dtype() -> np.dtype[Any]:
+    import numpy as np
+
+    return np.dtype([("user_data", "u8"), ("result", "i4"), ("flags", "u4")])
+
+
+class Ring:
+    """A submission and a completion ring for at most `depth` requests in flight. One thread at a time."""
+
+    def __init__(self, depth: int) -> None:
+        """Raises OSError where the kernel has no io_uring, forbids it, or is too old (ENOSYS, EPERM, EOPNOTSUPP)."""
+        self._fd = -1
+        self._maps: list[tuple[int, int]] = []
+        self._pid = os.getpid()
+        self._barrier = threading.Lock()
+        self._wait = _Wait()
+        self._wait.timespec = ctypes.addressof(self._wait) + _Wait.seconds.offset
+        params = self._set_up(min(max(depth, 1), MAX_DEPTH))
+        try:
+            if params[5] & _NEEDED != _NEEDED:
+                raise OSError(errno.EOPNOTSUPP, "this kernel's io_uring is older than Linux 5.11")
+            self._map(params)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, depth: int) -> ctypes.Array[ctypes.c_uint32]:
+        common = _SETUP_CLAMP
+        for flags in (common | _SETUP_SUBMIT_ALL | _SETUP_COOP_TASKRUN, common):
+            params = (ctypes.c_uint32 * 30)()
+            params[2] = flags
+            try:
+                self._fd = _syscall(_SETUP, depth, ctypes.addressof(params))
+            except OSError as e:
+                if e.errno != errno.EINVAL or flags == common:
+                    raise
+                continue
+            break
+        return params
+
+    def _map(self, params: ctypes.Array[ctypes.c_uint32]) -> None:
+        import numpy as np
+
+        entries, completions = params[0], params[1]
+        sq, cq = params[10:20], params[20:30]
+        ring = self._map_one(max(sq[6] + 4 * entries, cq[5] + 16 * completions), 0)
+        sqes = self._map_one(64 * entries, _OFF_SQES)
+        self.depth = entries
+        self._sq_mask, self._cq_mask = entries - 1, completions - 1
+        self._sq_head, self._sq_tail = _words(ring, sq[0], 1), _words(ring, sq[1], 1)
+        self._cq_head, self._cq_tail = _words(ring, cq[0], 1), _words(ring, cq[1], 1)
+        self._sqes = _array(sqes, 64 * entries).view(sqe_dtype())
+        self._cqes = _array(ring + cq[5], 16 * completions).view(_cqe_dtype())
+        _words(ring, sq[6], entries)[:] = np.arange(entries, dtype=np.uint32)
+
+    def _map_one(self, nbytes: int, offset: int) -> int:
+        address: int = _libc.mmap(0, nbytes, _PROT_READ_WRITE, _MAP_SHARED_POPULATE, self._fd, offset)
+        if address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, f"mapping io_uring's rings: {os.strerror(code)}")
+        self._maps.append((address, nbytes))
+        return address
+
+    @property
+    def in_flight(self) -> int:
+        """Requests put in whose completions have not been taken out."""
+        return (int(self._sq_tail[0]) - int(self._cq_head[0])) & 0xFFFFFFFF
+
+    @property
+    def waiting(self) -> int:
+        """Completions that lie ready."""
+        return (int(self._cq_tail[0]) - int(self._cq_head[0])) & 0xFFFFFFFF
+
+    @property
+    def room(self) -> int:
+        """Requests that may be put in now."""
+        return self.depth - self.in_flight
+
+    def put(self, entries: Array) -> None:
+        """Put entries (`sqe_dtype`) into the submission ring, at most `room` of them. `enter` hands them over."""
+        tail, n = int(self._sq_tail[0]), len(entries)
+        at = tail & self._sq_mask
+        first = min(n, self.depth - at)
+        self._sqes[at : at + first] = entries[:first]
+        if first < n:
+            self._sqes[: n - first] = entries[first:]
+        self._sq_tail[0] = (tail + n) & 0xFFFFFFFF
+
+    def enter(self, at_least: int = 0, timeout: float | None = None) -> None:
+        """Hand over what was put in, then wait for completions: `at_least` of them, or `timeout` seconds, or a signal.
+
+        Raises OSError for what is the ring's own failure; a request's failure is its completion's result.
+        """
+        pending = (int(self._sq_tail[0]) - int(self._sq_head[0])) & 0xFFFFFFFF
+        flags, argument, nbytes = _ENTER_GETEVENTS, 0, 0
+        if timeout is not None and at_least:
+            seconds = min(max(timeout, 0.0), 1e9)
+            self._wait.seconds = int(seconds)
+            self._wait.nanoseconds = int((seconds - int(seconds)) * 1e9)
+            flags |= _ENTER_EXT_ARG
+            argument, nbytes = ctypes.addressof(self._wait), _WAIT_NBYTES
+        result: int = _libc.syscall(_ENTER, self._fd, pending, at_least, flags, argument, nbytes)
+        if result < 0:
+            code = ctypes.get_errno()
+            # EAGAIN and EBUSY: the kernel is short of memory or wants completions taken out first; ETIME: the timeout.
+            if code not in (errno.EINTR, errno.ETIME, errno.EAGAIN, errno.EBUSY):
+                raise OSError(code, os.strerror(code))
+
+    def take(self) -> Array:
+        """Every completion that lies ready, copied out: user_data, result (a count or minus an errno)."""
+        import numpy as np
+
+        head, tail = int(self._cq_head[0]), int(self._cq_tail[0])
+        n = (tail - head) & 0xFFFFFFFF
+        with self._barrier:
+            at = head & self._cq_mask
+            first = min(n, self._cq_mask + 1 - at)
+            found = self._cqes[at : at + first].copy()
+            if first < n:
+                found = np.concatenate([found, self._cqes[: n - first]])
+        self._cq_head[0] = tail
+        return found
+
+    def close(self) -> None:
+        """Give the rings back; nothing may be in flight. In a forked child only its own mappings and descriptor go."""
+        fd, self._fd = self._fd, -1
+        self._sqes = self._cqes = self._sq_head = self._sq_tail = self._cq_head = self._cq_tail = None  # type: ignore[assignment]
+        for address, nbytes in self._maps:
+            _libc.munmap(address, nbytes)
+        self._maps.clear()
+        if fd >= 0:
+            os.close(fd)
+
+
+def _array(address: int, nbytes: int) -> Array:
+    import numpy as np
+
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)
+
+
+def _words(base: int, offset: int, count: int) -> Array:
+    return _array(base + offset, 4 * count).view("u4")
+
+
+_why_not: str | None = None
+
+
+def unavailable() -> str:
+    """Why there is no io_uring here (too old, forbidden by seccomp or kernel.io_uring_disabled), or ""; asked once."""
+    global _why_not
+    if _why_not is None:
+        try:
+            Ring(1).close()
+            _why_not = ""
+        except OSError as e:
+            _why_not = f"io_uring: {e.strerror}"
+    return _why_not

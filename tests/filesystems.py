@@ -1,0 +1,111 @@
+"""Real file systems on loop devices, made on first use and taken down whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from capabilities import need, tool
+
+MIB = 1 << 20
+
+
+@dataclass
+class Machine:
+    """Makes file systems below `root`; `close` unmounts and detaches everything, last first."""
+
+    root: Path
+    _undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _made: dict[str, Path] = field(default_factory=dict)
+
+    def get(self, name: str) -> Path:
+        """The mount point of file system `name` (a key of MAKERS), made on first use."""
+        if name not in self._made:
+            self._made[name] = getattr(self, MAKERS[name][0])(name, *MAKERS[name][1])
+        return self._made[name]
+
+    def run(self, *command: str | Path) -> str:
+        words = [str(c) for c in command]
+        done = subprocess.run(
+            [tool(words[0]), *words[1:]], capture_output=True, text=True, check=False, timeout=60
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def loop(self, name: str, nbytes: int, *mkfs: str, within: Path | None = None) -> Path:
+        """A loop device over a sparse file with a file system made by `mkfs`."""
+        need("loop", mkfs[0])
+        image = (within or self.root) / f"{name}.img"
+        with image.open("wb") as f:
+            f.truncate(nbytes)
+        self.run(*mkfs, image)
+        device = Path(self.run("losetup", "--find", "--show", image))
+        self._undo.callback(self.run, "losetup", "--detach", device)
+        return device
+
+    def mount(self, source: str | Path, name: str, *options: str) -> Path:
+        point = self.root / name
+        point.mkdir()
+        self.run("mount", *options, source, point)
+        self._undo.callback(self.run, "umount", point)
+        return point
+
+    def _ext4(self, name: str, make: tuple[str, ...], options: str, tune: str) -> Path:
+        device = self.loop(name, 64 * MIB, "mkfs.ext4", "-q", "-F", *make)
+        if tune:
+            self.run("tune2fs", "-o", tune, device)
+        return self.mount(device, name, *(("-o", options) if options else ()))
+
+    def _plain(self, name: str, mkfs: str, mib: int, *flags: str) -> Path:
+        return self.mount(self.loop(name, mib * MIB, mkfs, *flags), name)
+
+    def _tmpfs(self, name: str) -> Path:
+        need("mount")
+        return self.mount("none", name, "-t", "tmpfs", "-o", "size=64m")
+
+    def _overlay(self, name: str) -> Path:
+        need("overlay")
+        base = self.get("ext4-ordered")
+        for part in ("lower", "upper", "work"):
+            (base / part).mkdir(exist_ok=True)
+        where = f"lowerdir={base / 'lower'},upperdir={base / 'upper'},workdir={base / 'work'}"
+        return self.mount("overlay", name, "-t", "overlay", "-o", where)
+
+    def _loop_on_loop(self, name: str) -> Path:
+        device = self.loop(name, 32 * MIB, "mkfs.ext4", "-q", "-F", within=self.get("xfs"))
+        return self.mount(device, name)
+
+    def _bind(self, name: str) -> Path:
+        return self.mount(self.get("ext4-ordered"), name, "--bind")
+
+    def close(self) -> None:
+        self._undo.close()
+
+
+MAKERS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "ext4-ordered": ("_ext4", ((), "", "")),
+    "ext4-journal": ("_ext4", ((), "data=journal", "")),
+    "ext4-writeback": ("_ext4", ((), "data=writeback", "")),
+    "ext4-no-journal": ("_ext4", (("-O", "^has_journal"), "", "")),
+    "ext4-tuned-writeback": ("_ext4", ((), "", "journal_data_writeback")),
+    "xfs": ("_plain", ("mkfs.xfs", 320, "-q")),
+    "btrfs": ("_plain", ("mkfs.btrfs", 128, "-q")),
+    "tmpfs": ("_tmpfs", ()),
+    "overlay": ("_overlay", ()),
+    "loop-on-loop": ("_loop_on_loop", ()),
+    "bind": ("_bind", ()),
+}
+
+
+@contextlib.contextmanager
+def machine(root: Path) -> Iterator[Machine]:
+    """A Machine that is taken down at the end."""
+    made = Machine(root)
+    try:
+        yield made
+    finally:
+        made.close()
