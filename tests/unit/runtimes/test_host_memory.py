@@ -79,17 +79,46 @@ def test_memory_is_zeroed_aligned_and_writable_to_its_end(nbytes: int) -> None:
     HostSpace().release(a)
 
 
+def mapping_of(address: int) -> dict[str, str]:
+    """Fields of the mapping in /proc/self/smaps that holds `address`; `low` and `high` in hex."""
+    found: dict[str, str] = {}
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            first, _, rest = line.partition(" ")
+            if not first.endswith(":"):
+                if found:
+                    return found
+                low, _, high = first.partition("-")
+                if int(low, 16) <= address < int(high, 16):
+                    found = {"low": low, "high": high}
+            elif found:
+                found[first[:-1]] = rest.strip()
+    assert found, "the memory is not mapped"
+    return found
+
+
+def address_space() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * libc.PAGE
+
+
 def test_the_slack_of_alignment_is_given_back() -> None:
+    before = address_space()
+    taken = [HostSpace().allocate(2 << 20, DEVICE, 0) for _ in range(50)]
+    assert address_space() - before < 120 << 20
+    for a in taken:
+        HostSpace().release(a)
+    assert address_space() - before < 20 << 20
+
+
+def test_large_memory_is_advised_to_huge_pages() -> None:
     a = HostSpace().allocate(3 << 20, DEVICE, 0)
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            low, _, high = line.split()[0].partition("-")
-            if int(low, 16) <= a.base < int(high, 16):
-                assert int(low, 16) == a.base or int(high, 16) - int(low, 16) > (3 << 20)
-                break
-        else:
-            pytest.fail("the memory is not mapped")
+    found = mapping_of(a.base)
+    assert "hg" in found["VmFlags"].split()
+    small = HostSpace().allocate(4096, DEVICE, 0)
+    assert "hg" not in mapping_of(small.base)["VmFlags"].split()
     HostSpace().release(a)
+    HostSpace().release(small)
 
 
 def test_more_than_the_machine_has_is_refused() -> None:
