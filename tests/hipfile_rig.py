@@ -75,6 +75,7 @@ class Rig:
         self._fds: list[int] = []
         self._buffers: list[Buffer] = []
         self._streams: list[Stream] = []
+        self._release: list[Callable[[], None]] = []
         self._count = 0
 
     def path(self) -> Path:
@@ -146,6 +147,8 @@ class Rig:
 
     def close(self) -> None:
         self.device.sync()
+        for release in self._release:
+            release()
         for stream in self._streams:
             hipfile.stream_deregister(stream.handle)
             stream.close()

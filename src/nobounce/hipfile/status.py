@@ -149,6 +149,8 @@ def as_error(failure: BaseException) -> Error:
 
 def device_error(failure: BaseException) -> DeviceError | None:
     """The runtime's failure behind `failure`, if that is what it is."""
+    if isinstance(failure, Refused):
+        return None
     for e in (failure, failure.__cause__):
         if isinstance(e, DeviceError):
             return e
@@ -160,6 +162,8 @@ def sync_result(failure: BaseException) -> int:
     hip = device_error(failure)
     if hip is not None:
         return -hip.code  # J-9: the raw number, which may equal -1
+    if isinstance(failure, Refused) and is_hip_drv_err(failure.error):
+        return -failure.error.hip_drv_err
     if isinstance(failure, OutOfMemoryError):
         return posix_failure(errno.ENOMEM)
     if isinstance(failure, OffsetError):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import hipfile_rig
 import pytest
+
+import hipfile_rig
 from capabilities import need
 from hipfile_rig import Rig
-
 from nobounce import hipfile
 from nobounce.hipfile.driver import STATE
 from nobounce.hipfile.store import Store

@@ -6,7 +6,6 @@ import errno
 import os
 
 from hipfile_rig import BLOCK, OK, Rig, fails, in_threads, settings
-
 from nobounce import hipfile
 
 

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from capabilities import need, tool
 from hipfile_rig import BLOCK, OK, Rig, fails, pattern
-from situations import EXT4, request
-
 from nobounce import hipfile
 from nobounce.facts import statx
 from nobounce.facts.source import LiveSource
 from nobounce.hipfile.driver import STATE
 from nobounce.route.scores import alignments
+from situations import EXT4, request
 
 
 def _flags(fd: int) -> int:

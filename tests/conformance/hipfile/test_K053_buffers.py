@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hipfile_rig import BLOCK, OK, Rig, fails, get, pattern, put
 
+from hipfile_rig import BLOCK, OK, Rig, fails, get, pattern, put
 from nobounce import hipfile
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.hipfile.buffers import take_buffer
