@@ -74,7 +74,7 @@ def _ratio(
     best = min(theirs, key=lambda n: theirs[n])
     ratio = theirs[best] / ours
     absent = [n for n in against if n not in theirs]
-    measured = f"{ratio:.2f}x" + (f", without {', '.join(absent)}" if absent else "")
+    measured = f"{ratio:.3f}x" + (f", without {', '.join(absent)}" if absent else "")
     return Verdict(
         text + best, f">= {floor:.2f}x", measured, None if absent and ratio >= floor else ratio >= floor
     )
