@@ -57,7 +57,10 @@ def test_K132_a_pointer_attribute_error(rig: Rig, monkeypatch: pytest.MonkeyPatc
     def broken(address: int) -> Any:
         raise DeviceError("hipPointerGetAttributes", status)
 
-    for status, result in ((RuntimeStatus.InvalidValue, -5022), (RuntimeStatus.NotInitialized, -3)):
+    for status, result in (  # noqa: B007 - read by broken()
+        (RuntimeStatus.InvalidValue, -5022),
+        (RuntimeStatus.NotInitialized, -3),
+    ):
         with monkeypatch.context() as m:
             m.setattr(rig.runtime, "pointer_info", broken)
             assert hipfile.read(handle, memory.handle, BLOCK, 0, 0) == result
