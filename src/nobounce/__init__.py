@@ -36,6 +36,7 @@ _NAMES = {
     "io.file": ("File", "open"),
     "io.params": ("Cell", "StreamFlags"),
     "io.receipt": ("Receipt", "Retry", "Segment"),
+    "io.streams": ("deregister_stream", "register_stream"),
     "io.transfer": ("Transfer",),
     "route.types": ("Reason", "Refusal", "Route", "Score"),
     "stream": (
@@ -93,6 +94,8 @@ if TYPE_CHECKING:
     from nobounce.io.receipt import Receipt as Receipt
     from nobounce.io.receipt import Retry as Retry
     from nobounce.io.receipt import Segment as Segment
+    from nobounce.io.streams import deregister_stream as deregister_stream
+    from nobounce.io.streams import register_stream as register_stream
     from nobounce.io.transfer import Transfer as Transfer
     from nobounce.route.types import Reason as Reason
     from nobounce.route.types import Refusal as Refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from nobounce.cli import config, explain, inspect, load
+from nobounce.cli import config, cp, explain, inspect, load, roundtrip
 
 app = typer.Typer(
     name="nobounce",
@@ -18,6 +18,8 @@ app.command("load")(load.command)
 app.command("explain")(explain.command)
 app.command("inspect")(inspect.command)
 app.command("config")(config.command)
+app.command("cp")(cp.command)
+app.command("roundtrip")(roundtrip.command)
 
 
 def _version(show: bool) -> None:

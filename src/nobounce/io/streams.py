@@ -6,15 +6,16 @@ import threading
 
 from nobounce.errors import ArgumentError
 from nobounce.io.params import StreamFlags
-from nobounce.runtimes.base import NULL_STREAM, Runtime
+from nobounce.runtimes.base import PER_THREAD_STREAM, Runtime
+from nobounce.stream import Stream
 
 _lock = threading.Lock()
 _registered: dict[tuple[int, int, int], StreamFlags] = {}
 
 
 def _key(runtime: Runtime, handle: int) -> tuple[int, int, int]:
-    device = runtime.stream_device(handle)
-    return id(runtime), device if handle <= 2 else -1, handle
+    """A default stream is another one on each device; any other handle says by itself what it is, even when destroyed."""
+    return id(runtime), runtime.stream_device(handle) if handle <= PER_THREAD_STREAM else -1, handle
 
 
 def register(runtime: Runtime, handle: int, flags: int) -> None:
@@ -31,16 +32,8 @@ def register(runtime: Runtime, handle: int, flags: int) -> None:
 def deregister(runtime: Runtime, handle: int) -> None:
     """Take a registration back; transfers under way keep their promises. Raises ArgumentError for an unknown stream."""
     with _lock:
-        for key in (
-            (id(runtime), -1, handle),
-            *(k for k in _registered if k[0] == id(runtime) and k[2] == handle),
-        ):
-            if key in _registered and (
-                handle > 2 or key[1] == runtime.current_device() or handle != NULL_STREAM
-            ):
-                del _registered[key]
-                return
-    raise ArgumentError(f"stream {handle:#x} is not registered")
+        if _registered.pop(_key(runtime, handle), None) is None:
+            raise ArgumentError(f"stream {handle:#x} is not registered")
 
 
 def flags_of(runtime: Runtime, handle: int) -> StreamFlags | None:
@@ -48,3 +41,16 @@ def flags_of(runtime: Runtime, handle: int) -> StreamFlags | None:
     if not _registered:
         return None
     return _registered.get(_key(runtime, handle))
+
+
+def register_stream(stream: Stream, flags: StreamFlags = StreamFlags.NONE) -> None:
+    """Promise something about the transfers on `stream`: sizes and offsets that do not change after submission, aligned inputs.
+
+    Raises ArgumentError for unknown flags and for a stream registered already (hipFile D-6).
+    """
+    register(stream.device._runtime, stream.handle, int(flags))
+
+
+def deregister_stream(stream: Stream) -> None:
+    """Take the promises back; transfers under way keep to them. Raises ArgumentError for a stream that is not registered."""
+    deregister(stream.device._runtime, stream.handle)

@@ -1,0 +1,213 @@
+"""nobounce roundtrip: the published multi-stream test of hipFile, on any device: file to device and back, in stream order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nobounce.cli.options import DeviceName, Json, Require, RequireOption
+from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, run, say
+from nobounce.errors import ArgumentError, printable
+
+if TYPE_CHECKING:
+    from nobounce.buffer import Buffer
+    from nobounce.device import Device
+    from nobounce.io.receipt import Receipt
+    from nobounce.io.transfer import Transfer
+    from nobounce.stream import Stream
+
+PAGE = 4096
+FNV_OFFSET, FNV_PRIME, FNV_MASK = 14695981039346656037, 1099511628211, (1 << 64) - 1
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kib": 1 << 10,
+    "m": 1 << 20,
+    "mib": 1 << 20,
+    "g": 1 << 30,
+    "gib": 1 << 30,
+}
+
+
+def fnv1a(path: str) -> tuple[int, int]:
+    """(FNV-1a 64 of a file's bytes, its size)."""
+    value, size = FNV_OFFSET, 0
+    with open(path, "rb") as f:
+        while block := f.read(1 << 20):
+            size += len(block)
+            for byte in block:
+                value = ((value ^ byte) * FNV_PRIME) & FNV_MASK
+    return value, size
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "1MiB", "64k", "4096". Raises ArgumentError."""
+    found = re.fullmatch(r"([0-9]+)\s*([a-zA-Z]*)", text.strip())
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None or int(found[1]) == 0:
+        raise ArgumentError(f"--slice {text!r} is no size: write 1MiB, 64KiB or a number of bytes")
+    return int(found[1]) * unit
+
+
+def seed(path: str, nbytes: int) -> None:
+    """Write the pattern: byte i is i & 0xFF."""
+    block = bytes(range(256)) * 4096
+    with open(path, "wb") as f:
+        for start in range(0, nbytes, len(block)):
+            f.write(block[: min(len(block), nbytes - start)])
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def check_untouched(path: str, what: str) -> None:
+    """Raise ArgumentError where the file exists and holds something."""
+    if os.path.exists(path) and os.path.getsize(path):
+        raise ArgumentError(
+            f"{what} {printable(path)} exists and is not empty: --overwrite allows to replace it"
+        )
+
+
+class _Lane:
+    """One registered stream and its buffer."""
+
+    def __init__(self, stream: Stream, buffer: Buffer) -> None:
+        self.stream, self.buffer = stream, buffer
+        self.moves: list[tuple[Transfer, Transfer, int, int]] = []
+
+
+@contextlib.contextmanager
+def lanes(device: Device, count: int, nbytes: int, flags: int) -> Iterator[list[_Lane]]:
+    """Streams with zeroed buffers; what was set up is torn down in reverse, also when the set-up fails half-way."""
+    from nobounce.io.params import StreamFlags
+    from nobounce.io.streams import deregister_stream, register_stream
+
+    with contextlib.ExitStack() as undo:
+        made = []
+        for _ in range(count):
+            stream = undo.enter_context(device.create_stream(nonblocking=True))
+            register_stream(stream, StreamFlags(flags))
+            undo.callback(deregister_stream, stream)
+            buffer = undo.enter_context(device.allocate(nbytes))
+            buffer.fill(0, stream=stream)
+            undo.callback(stream.sync)
+            made.append(_Lane(stream, buffer))
+        yield made
+
+
+def transfer_all(
+    read_path: str, write_path: str, device: Device, streams: int, slice_nbytes: int, require: RequireOption
+) -> tuple[list[str], list[Receipt]]:
+    """Read each slice on its stream, write it back on the same one; returns what was wrong and every receipt."""
+    from nobounce.errors import NobounceError
+    from nobounce.io.file import open as open_file
+
+    nbytes = os.path.getsize(read_path)
+    flags = 15 if nbytes % PAGE == 0 and slice_nbytes % PAGE == 0 else 7
+    wrong: list[str] = []
+    receipts: list[Receipt] = []
+    with (
+        open_file(read_path) as source,
+        open_file(write_path, "r+" if os.path.exists(write_path) else "w+") as target,
+        lanes(device, streams, slice_nbytes, flags) as made,
+    ):
+        target.truncate(0)
+        for number, start in enumerate(range(0, nbytes, slice_nbytes)):
+            lane = made[number % streams]
+            n = min(slice_nbytes, nbytes - start)
+            common: dict[str, Any] = {
+                "stream": lane.stream,
+                "nbytes": n,
+                "file_offset": start,
+                "require": require.value,
+            }
+            moves = source.read_async(lane.buffer, **common), target.write_async(lane.buffer, **common)
+            lane.moves.append((*moves, start, n))
+        for lane in made:
+            lane.stream.sync()
+            for read, write, start, n in lane.moves:
+                for verb, transfer in (("read", read), ("write", write)):
+                    try:
+                        receipt = transfer.result()
+                    except NobounceError as e:
+                        wrong.append(f"{verb} at {start}: {e}")
+                        continue
+                    receipts.append(receipt)
+                    if receipt.nbytes != n:
+                        wrong.append(f"{verb} at {start}: short count, {receipt.nbytes} of {n} bytes")
+    return wrong, receipts
+
+
+def command(
+    read: Annotated[str, typer.Argument(metavar="READ", help="The file read; seeded with a pattern.")],
+    write: Annotated[str, typer.Argument(metavar="WRITE", help="The file written.")],
+    device: DeviceName = None,
+    streams: Annotated[int, typer.Option(min=1, help="Registered streams.")] = 4,
+    slice_: Annotated[str, typer.Option("--slice", help="Bytes of one transfer, such as 1MiB.")] = "1MiB",
+    require: Require = RequireOption.auto,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace READ and WRITE if they hold data.")
+    ] = False,
+    keep_input: Annotated[
+        bool, typer.Option("--keep-input", help="Copy READ as it is, without seeding it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Send a file through device memory on several streams and compare what comes back."""
+
+    def action() -> int:
+        from nobounce.device import Device, default_device
+        from nobounce.io.file import open as open_file
+
+        nbytes = parse_size(slice_)
+        target = Device(device) if device is not None else default_device()
+        if os.path.realpath(read) == os.path.realpath(write):
+            raise ArgumentError("READ and WRITE are the same file")
+        if not overwrite:
+            check_untouched(write, "WRITE")
+            if not keep_input:
+                check_untouched(read, "READ")
+        if keep_input:
+            open_file(read).close()
+        else:
+            seed(read, streams * nbytes)
+        wrong, receipts = transfer_all(read, write, target, streams, nbytes, require)
+        (left, size), (right, copied) = fnv1a(read), fnv1a(write)
+        if (left, size) != (right, copied):
+            wrong.append(
+                f"hash mismatch: READ {size} bytes 0x{left:016x}, WRITE {copied} bytes 0x{right:016x}"
+            )
+        direct = sum(r.fastpath_bytes for r in receipts)
+        bounced = sum(r.fallback_bytes for r in receipts)
+        if as_json:
+            emit_json(
+                document(
+                    "roundtrip",
+                    device=target.name,
+                    nbytes=size,
+                    streams=streams,
+                    hash=f"0x{left:016x}",
+                    ok=not wrong,
+                    wrong=wrong,
+                    fastpath_bytes=direct,
+                    fallback_bytes=bounced,
+                    retries=sum(len(r.retries) for r in receipts),
+                )
+            )
+        for line in wrong:
+            complain(f"nobounce roundtrip: {line}")
+        if wrong:
+            return NOT_MET
+        if not as_json:
+            say(
+                f"OK  {printable(read)} == {printable(write)}  ({size} bytes across {streams} registered streams, hash 0x{left:016x})"
+            )
+            say(f"fastpath {direct} bytes, fallback {bounced} bytes, both directions, on {target.name}")
+        return DONE
+
+    raise typer.Exit(run("roundtrip", as_json, action))

@@ -1,0 +1,302 @@
+"""The command line as a person and a script see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nobounce import config
+from nobounce.cli.main import app
+from nobounce.cli.roundtrip import fnv1a, parse_size
+from nobounce.errors import ArgumentError
+from nobounce.runtimes import faults
+
+MIB = 1 << 20
+
+
+def nobounce(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
+    config.override(None)
+    return CliRunner().invoke(app, [str(a) for a in arguments], env=env)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    header = {
+        "a": {"dtype": "F32", "shape": [256, 1024], "data_offsets": [0, MIB]},
+        "odd": {"dtype": "U8", "shape": [3], "data_offsets": [MIB, MIB + 3]},
+        "b\x1b[2J": {"dtype": "BF16", "shape": [5], "data_offsets": [MIB + 3, MIB + 13]},
+        "__metadata__": {"format": "pt"},
+    }
+    raw = json.dumps(header).encode()
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as f:
+        f.write(struct.pack("<Q", len(raw)) + raw + os.urandom(MIB + 13))
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+def test_load_says_where_each_byte_went(model: Path) -> None:
+    done = nobounce("load", model, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "fastpath" in done.stdout
+    assert "3 tensors" in done.stdout
+
+
+def test_load_json_has_the_documented_fields(model: Path) -> None:
+    done = nobounce("load", model, "--device", "sim:0", "--json")
+    data = json.loads(done.stdout)
+    assert data["schema"] == "nobounce.load/1"
+    assert {"version", "nbytes", "seconds", "tensors", "receipt"} <= data.keys()
+    assert set(data["receipt"]) == {
+        "fastpath_bytes",
+        "fallback_bytes",
+        "cached_bytes",
+        "host_traffic_bytes",
+        "reasons",
+        "retries",
+        "evidence",
+    }
+    assert data["tensors"] == 3
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_load_makes_arrays(model: Path, framework: str) -> None:
+    assert nobounce("load", model, "--device", "cpu", "--framework", framework).exit_code == 0
+
+
+def test_require_that_cannot_hold_is_1_with_refusals(model: Path, tmp_path: Path) -> None:
+    with faults.inject(op="direct", device="sim:0", because="no P2P on this machine"):
+        done = nobounce("load", model, "--device", "sim:0", "--require", "fastpath", "--json")
+    assert done.exit_code == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["type"] == "RouteError"
+    assert error["refusals"][0]["code"] == "no-p2p"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["load", "/nowhere.safetensors"], 1),
+        (["load", "{model}", "--device", "gpu:7"], 2),
+        (["load", "{model}", "--require", "sometimes"], 2),
+        (["load"], 2),
+        (["explain", "/nowhere"], 1),
+        (["inspect", "/"], 1),
+        (["frobnicate"], 2),
+        (["roundtrip", "{model}", "{model}"], 2),
+        (["roundtrip", "/tmp", "/tmp/x", "--slice", "big"], 2),
+        (["cp", "/nowhere", "/tmp/x"], 1),
+        (["cp", "{model}", "{model}"], 2),
+    ],
+)
+def test_exit_codes_are_those_of_the_docs(model: Path, arguments: list[str], code: int) -> None:
+    done = nobounce(*[a.format(model=model) for a in arguments])
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_bad_variable_is_usage_and_named(model: Path) -> None:
+    done = nobounce("load", model, "--device", "cpu", env={"HIPFILE_FORCE_COMPAT_MODE": "maybe"})
+    assert done.exit_code == 2
+    assert "HIPFILE_FORCE_COMPAT_MODE" in done.output
+
+
+def test_explain_shows_routes_refusals_and_cures_without_reading_data(model: Path) -> None:
+    done = nobounce("explain", model, "--device", "cpu")
+    assert done.exit_code == 0
+    assert "fastpath" in done.stdout
+    done = nobounce("explain", model, "--json", "--device", "cpu", env={"HIPFILE_FORCE_COMPAT_MODE": "1"})
+    route = json.loads(done.stdout)["routes"][0]
+    assert route["segments"][0]["reason"] == "fastpath-disabled"
+    assert route["scores"][0]["refusals"][0]["cure"]
+
+
+def test_explain_takes_any_file(tmp_path: Path) -> None:
+    path = tmp_path / "plain.bin"
+    path.write_bytes(os.urandom(10_000))
+    done = nobounce("explain", path, "--json", "--device", "cpu", "--cache", "avoid")
+    segments = json.loads(done.stdout)["routes"][0]["segments"]
+    assert [s["reason"] for s in segments] == ["direct", "unaligned-edge"]
+
+
+def test_inspect_lists_tensors_and_escapes_names(model: Path) -> None:
+    done = nobounce("inspect", model)
+    assert done.exit_code == 0
+    assert "\x1b" not in done.stdout
+    assert "moved on load" in done.stdout
+    data = json.loads(nobounce("inspect", model, "--json").stdout)
+    by_name = {t["name"]: t for t in data["tensors"]}
+    assert by_name["a"]["shape"] == [256, 1024]
+    assert not by_name["b\x1b[2J"]["aligned_for_dtype"]
+    assert data["files"][0]["metadata"] == {"format": "pt"}
+
+
+def test_config_shows_what_is_in_force_and_why() -> None:
+    done = nobounce("config", "--json", env={"HIPFILE_ALLOW_COMPAT_MODE": "off"})
+    values = {v["name"]: v for v in json.loads(done.stdout)["variables"]}
+    assert values["HIPFILE_ALLOW_COMPAT_MODE"]["value"] is False
+    assert values["HIPFILE_ALLOW_COMPAT_MODE"]["origin"] == "environment"
+    assert values["HIPFILE_FORCE_COMPAT_MODE"]["origin"] == "default"
+    assert "cpu" in nobounce("config").stdout
+
+
+def test_config_names_a_contradiction() -> None:
+    done = nobounce("config", env={"HIPFILE_ALLOW_COMPAT_MODE": "no", "HIPFILE_FORCE_COMPAT_MODE": "yes"})
+    assert done.exit_code == 2
+    assert "HIPFILE_ALLOW_COMPAT_MODE" in done.output
+
+
+def test_progress_goes_to_a_terminal_on_stderr_only(model: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from nobounce.cli.main import main; main()",
+        "load",
+        str(model),
+        "--device",
+        "cpu",
+    ]
+    quiet = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert quiet.stderr == b""
+    parent, child = pty.openpty()
+    shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=True, timeout=60)
+    os.close(child)
+    seen = b""
+    try:
+        while piece := os.read(parent, 4096):
+            seen += piece
+    except OSError:
+        pass  # the terminal is gone once its last writer is
+    os.close(parent)
+    assert b"load" in seen
+    assert b"tensors" in shown.stdout
+
+
+# roundtrip
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("require", ["auto", "fastpath", "fallback"])
+def test_roundtrip_prints_hipfile_s_line_and_bytes_per_backend(
+    tmp_path: Path, device: str, require: str
+) -> None:
+    read, write = tmp_path / "r", tmp_path / "w"
+    done = nobounce("roundtrip", read, write, "--device", device, "--require", require, "--slice", "64KiB")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0] == (
+        f"OK  {read} == {write}  (262144 bytes across 4 registered streams, hash 0x{fnv1a(str(read))[0]:016x})"
+    )
+    bounced = 2 * 262144 if require == "fallback" else 0
+    assert f"fastpath {2 * 262144 - bounced} bytes, fallback {bounced} bytes" in done.stdout
+    assert read.read_bytes() == write.read_bytes() == bytes(range(256)) * 1024
+
+
+def test_the_hash_of_the_published_example() -> None:
+    """FNV-1a 64 of 4 MiB of the pattern, as the published example computes it; of nothing, its offset basis."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as f:
+        assert fnv1a(f.name) == (0xCBF29CE484222325, 0)
+        f.write(b"foobar")
+        f.flush()
+        assert fnv1a(f.name) == (0x85944171F73967E8, 6)
+
+
+def test_roundtrip_refuses_to_touch_files_that_hold_data(tmp_path: Path) -> None:
+    read, write = tmp_path / "r", tmp_path / "w"
+    read.write_bytes(b"mine")
+    done = nobounce("roundtrip", read, write, "--device", "cpu")
+    assert done.exit_code == 2
+    assert read.read_bytes() == b"mine"
+    read.unlink()
+    write.write_bytes(b"mine")
+    assert nobounce("roundtrip", read, write, "--device", "cpu").exit_code == 2
+    assert write.read_bytes() == b"mine"
+    assert nobounce("roundtrip", read, write, "--device", "cpu", "--overwrite").exit_code == 0
+
+
+@pytest.mark.parametrize("nbytes", [1, 5000, 3 * MIB + 77])
+def test_roundtrip_keeps_an_input_of_any_size(tmp_path: Path, nbytes: int) -> None:
+    read, write = tmp_path / "r", tmp_path / "w"
+    data = os.urandom(nbytes)
+    read.write_bytes(data)
+    done = nobounce(
+        "roundtrip", read, write, "--device", "sim:0", "--keep-input", "--slice", "1MiB", "--streams", "3"
+    )
+    assert done.exit_code == 0, done.output
+    assert read.read_bytes() == write.read_bytes() == data
+
+
+def test_roundtrip_with_lost_bytes_goes_to_stderr_with_1(tmp_path: Path) -> None:
+    with faults.inject(op="write", device="sim:0", error=5, times=1):
+        done = nobounce("roundtrip", tmp_path / "r", tmp_path / "w", "--device", "sim:0")
+    assert done.exit_code == 1
+    assert "OK" not in done.stdout
+    assert "EIO" in done.stderr
+    assert "hash mismatch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("1MiB", MIB), ("64k", 65536), ("4096", 4096), ("2 GiB", 2 << 30)]
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5M", "1TiBs"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ArgumentError):
+        parse_size(text)
+
+
+# cp
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 100_001, 70 * MIB + 5])
+def test_cp_copies_any_file_through_device_memory(tmp_path: Path, device: str, nbytes: int) -> None:
+    source, dest = tmp_path / "s", tmp_path / "d"
+    data = os.urandom(nbytes)
+    source.write_bytes(data)
+    source.chmod(0o640)
+    done = nobounce("cp", source, dest, "--device", device)
+    assert done.exit_code == 0, done.output
+    assert dest.read_bytes() == data
+    assert dest.stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["d", "s"]
+
+
+def test_cp_into_a_folder_keeps_the_name(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"x")
+    (tmp_path / "into").mkdir()
+    assert nobounce("cp", tmp_path / "s", tmp_path / "into", "--device", "cpu").exit_code == 0
+    assert (tmp_path / "into" / "s").read_bytes() == b"x"
+
+
+def test_a_failed_cp_leaves_the_old_file_whole(tmp_path: Path) -> None:
+    source, dest = tmp_path / "s", tmp_path / "d"
+    source.write_bytes(os.urandom(3 * MIB))
+    dest.write_bytes(b"old")
+    with faults.inject(op="write", device="sim:0", error=5):
+        assert nobounce("cp", source, dest, "--device", "sim:0").exit_code == 1
+    assert dest.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["d", "s"]
+
+
+def test_every_verb_has_help_and_is_in_the_docs() -> None:
+    listed: dict[str, Any] = {c.name: c for c in app.registered_commands}
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for name in listed:
+        assert f"nobounce {name}" in text, f"docs/cli.md does not name {name}"
+        done = nobounce(name, "--help")
+        assert done.exit_code == 0
