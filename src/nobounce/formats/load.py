@@ -230,7 +230,8 @@ def _load_one(
                 errno.ESTALE,
                 one.path,
             )
-    receipt = dataclasses.replace(receipt, requested=spot.needed)  # the request was rounded up past the end of the file
+    # The request was rounded up past the end of the file.
+    receipt = dataclasses.replace(receipt, requested=spot.needed)
     if spot.moves:
         _move(slab, spot, device)
     _hand_out(model, one.header, spot, slab, framework)
