@@ -33,6 +33,8 @@ _NAMES = {
         "UnavailableError",
     ),
     "formats.load": ("Model", "load"),
+    "io.batch": ("Batch",),
+    "io.batch_table": ("BatchEvent", "BatchResult"),
     "io.file": ("File", "open"),
     "io.params": ("Cell", "StreamFlags"),
     "io.receipt": ("Receipt", "Retry", "Segment"),
@@ -87,6 +89,9 @@ if TYPE_CHECKING:
     from nobounce.errors import UnavailableError as UnavailableError
     from nobounce.formats.load import Model as Model
     from nobounce.formats.load import load as load
+    from nobounce.io.batch import Batch as Batch
+    from nobounce.io.batch_table import BatchEvent as BatchEvent
+    from nobounce.io.batch_table import BatchResult as BatchResult
     from nobounce.io.file import File as File
     from nobounce.io.file import open as open
     from nobounce.io.params import Cell as Cell

@@ -95,7 +95,7 @@ def sqe_dtype() -> np.dtype[Any]:
         ("user_data", "u8"),
         ("rest", "u8", (3,)),
     ]
-    return np.dtype(fields)  # type: ignore[call-overload,no-any-return]
+    return np.dtype(fields)
 
 
 def _cqe_dtype() -> np.dtype[Any]:
@@ -105,7 +105,10 @@ def _cqe_dtype() -> np.dtype[Any]:
 
 
 class Ring:
-    """A submission and a completion ring for at most `depth` requests in flight. One thread at a time."""
+    """A submission and a completion ring for at most `depth` requests in flight.
+
+    One thread at a time, but others may go on while one waits in `enter`.
+    """
 
     def __init__(self, depth: int) -> None:
         """Raises OSError where the kernel has no io_uring, forbids it, or is too old (ENOSYS, EPERM, EOPNOTSUPP)."""
@@ -113,8 +116,6 @@ class Ring:
         self._maps: list[tuple[int, int]] = []
         self._pid = os.getpid()
         self._barrier = threading.Lock()
-        self._wait = _Wait()
-        self._wait.timespec = ctypes.addressof(self._wait) + _Wait.seconds.offset
         params = self._set_up(min(max(depth, 1), MAX_DEPTH))
         try:
             if params[5] & _NEEDED != _NEEDED:
@@ -194,11 +195,12 @@ class Ring:
         pending = (int(self._sq_tail[0]) - int(self._sq_head[0])) & 0xFFFFFFFF
         flags, argument, nbytes = _ENTER_GETEVENTS, 0, 0
         if timeout is not None and at_least:
+            wait = _Wait()
             seconds = min(max(timeout, 0.0), 1e9)
-            self._wait.seconds = int(seconds)
-            self._wait.nanoseconds = int((seconds - int(seconds)) * 1e9)
+            wait.seconds, wait.nanoseconds = int(seconds), int((seconds - int(seconds)) * 1e9)
+            wait.timespec = ctypes.addressof(wait) + _Wait.seconds.offset
             flags |= _ENTER_EXT_ARG
-            argument, nbytes = ctypes.addressof(self._wait), _WAIT_NBYTES
+            argument, nbytes = ctypes.addressof(wait), _WAIT_NBYTES
         result: int = _libc.syscall(_ENTER, self._fd, pending, at_least, flags, argument, nbytes)
         if result < 0:
             code = ctypes.get_errno()
@@ -235,7 +237,8 @@ class Ring:
 def _array(address: int, nbytes: int) -> Array:
     import numpy as np
 
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)
+    memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def _words(base: int, offset: int, count: int) -> Array:

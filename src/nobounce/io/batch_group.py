@@ -1,0 +1,204 @@
+"""What the requests of one call share: the file, the buffer, the facts, and the judge's answer to each."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from nobounce.clock import Scheduler
+from nobounce.errors import NobounceError, TransferError
+from nobounce.facts.pagecache import residency
+from nobounce.io.engine import Engine
+from nobounce.io.evidence import MIN_NBYTES
+from nobounce.io.plan import cached_ranges
+from nobounce.io.prepare import make_request, make_target, memory_of, ring_for
+from nobounce.io.target import Chunk, cut
+from nobounce.route import many
+from nobounce.route.judge import DIRECT, judge
+from nobounce.route.types import Cache, CachedRange, Op, Request, Require
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nobounce.buffer import Buffer
+    from nobounce.io.file import File
+
+    Array = np.ndarray[Any, Any]
+
+READ_AHEAD = 8 << 20
+URING_NBYTES = 16 << 20
+"""Bytes up to which a request is one io_uring entry; larger ones are cut into chunks by a thread."""
+
+
+class Group:
+    """One call of `Batch.read` or `Batch.write`. Holds file and buffer until its last request has ended."""
+
+    def __init__(
+        self,
+        file: File,
+        op: Op,
+        view: Buffer,
+        where: tuple[Array, Array, Array],
+        require: Require,
+        cache: Cache,
+        pool: Engine,
+    ) -> None:
+        """Raises ArgumentError, ConfigError, ClosedError, FileError; nothing is held then."""
+        self.file, self.view, self.op = file, view, op
+        self.file_offset, self.nbytes, self.buffer_offset = where
+        whole = make_request(file, op, memory_of(view), view.device, (0, 0, 0), require, cache)
+        self.request: Request = whole
+        self.answer = many.judge_many(whole, *where, cached=self._cached())
+        kinds = self.answer.kinds
+        self.scheduler: Scheduler = pool.scheduler
+        self._lock = pool.scheduler.lock()
+        direct = bool(((kinds == many.DIRECT) | (kinds == many.SPLIT)).any())
+        ring = ring_for(view, whole.memory.kind, pool)
+        file._enter()
+        try:
+            view._acquire()
+        except BaseException:
+            file._leave()
+            raise
+        self.held = True
+        try:
+            self.target = make_target(file, whole, view, ring, direct=direct, slots=1)
+            self.plain = direct and self.target.direct is not None and self.target.direct.plain
+            self.direct_errno: int | None = None
+            self._cold: list[CachedRange] | None = None
+            self.direct_nbytes = int(self.nbytes[kinds == many.DIRECT].sum())
+            self.watch = self.direct_nbytes >= MIN_NBYTES
+            self.span = self._span()
+            self.resident_before: int | None = None
+            self.grew = False
+            self.left = 0
+        except BaseException:
+            self.release()
+            raise
+
+    def _span(self) -> tuple[int, int]:
+        moving = (self.answer.kinds != many.INVALID) & (self.answer.kinds != many.REFUSED)
+        if not moving.any():
+            return 0, 0
+        start = int(self.file_offset[moving].min())
+        return start, int((self.file_offset[moving] + self.nbytes[moving]).max()) - start
+
+    def _cached(self) -> Array | None:
+        """For cache="auto": which requests the page cache holds something of. One question where it holds nothing."""
+        import numpy as np
+
+        r = self.request
+        usable = r.direct.available and not r.settings.force_compat_mode
+        if r.cache != "auto" or r.op != "read" or r.require != "auto" or not usable or not len(self.nbytes):
+            return None
+        fd = self.file.fileno()
+        start = max(0, int(self.file_offset.min()))
+        end = int(np.maximum(self.file_offset, 0).max()) + int(np.maximum(self.nbytes, 0).max())
+        if residency(fd, start, end - start).resident_bytes == 0:
+            return None
+        found = [
+            n > 0 and o >= 0 and bool(residency(fd, o, n).resident_bytes)
+            for o, n in zip(self.file_offset.tolist(), self.nbytes.tolist(), strict=True)
+        ]
+        return np.array(found, bool)
+
+    def error_at(self, index: int) -> NobounceError | None:
+        """What the judge raises for request `index` of the call."""
+        place = (int(self.file_offset[index]), int(self.nbytes[index]), int(self.buffer_offset[index]))
+        return self.error_of(*place)
+
+    def error_of(self, file_offset: int, nbytes: int, buffer_offset: int) -> NobounceError | None:
+        """What the judge raises for a request at this place."""
+        return many.error_of(many.place(self.request, file_offset, nbytes, buffer_offset))
+
+    def chunks(
+        self, kind: int, reason: int, file_offset: int, nbytes: int, buffer_offset: int
+    ) -> list[Chunk]:
+        """One request cut into what a thread moves at a time, in the order it must be moved in."""
+        if kind == many.DIRECT and nbytes <= URING_NBYTES:
+            return [Chunk("fastpath", file_offset, buffer_offset, nbytes, DIRECT)]
+        if kind == many.WHOLE:
+            return [Chunk("fallback", file_offset, buffer_offset, nbytes, self.answer.reason_list[reason])]
+        request = many.place(self.request, file_offset, nbytes, buffer_offset)
+        if request.cache == "auto" and request.op == "read":
+            held = cached_ranges(self.file.fileno(), file_offset, nbytes)
+            request = many.place(self.request, file_offset, nbytes, buffer_offset, held)
+        chunks, epilogue = cut(judge(request), self.op, request.settings.chunk_nbytes)
+        return chunks + epilogue
+
+    # the page cache
+
+    def note_cold(self) -> None:
+        """Before fallback reads with cache="avoid": what the page cache does not hold, to be dropped again at the end."""
+        t = self.target
+        if self.op != "read" or not t.drop_cache:
+            return
+        with self._lock:
+            if self._cold is not None:
+                return
+            start, nbytes = self.span
+            if residency(t.buffered_fd, start, nbytes + READ_AHEAD).resident_bytes == 0:
+                self._cold = [CachedRange(start, nbytes + READ_AHEAD, False)]
+            else:
+                self._cold = [
+                    r
+                    for o, n in zip(self.file_offset.tolist(), self.nbytes.tolist(), strict=True)
+                    if n > 0 and o >= 0
+                    for r in cached_ranges(t.buffered_fd, o, n)
+                    if r.resident is False
+                ]
+            if self._cold and t.own_fd:
+                os.posix_fadvise(t.buffered_fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def _drop_cold(self) -> None:
+        fd = self.target.buffered_fd
+        for cold in self._cold or ():
+            os.posix_fadvise(fd, cold.file_offset, cold.nbytes, os.POSIX_FADV_DONTNEED)
+        if self._cold and self.target.own_fd:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
+
+    def resident(self) -> int | None:
+        """Bytes of the file's span in the page cache."""
+        if self.target.buffered_fd < 0:
+            return None
+        return residency(self.target.buffered_fd, *self.span).resident_bytes
+
+    def failed_directly(self, code: int) -> None:
+        """Remember that the direct path failed for this file on this device (hipFile J-17)."""
+        self.direct_errno = code
+        self.file._failed[self.view.device.name] = code
+        self.note_cold()
+
+    def error(
+        self, code: int, file_offset: int, nbytes: int, backend: str, detail: str = ""
+    ) -> TransferError:
+        """The error of a request of this group that failed with `code`."""
+        call = f"direct {self.op}" if backend == "fastpath" else "pread" if self.op == "read" else "pwrite"
+        return TransferError(
+            code or errno.EIO,
+            filename=self.target.filename,
+            file_offset=file_offset,
+            nbytes=nbytes,
+            backend=backend or "fallback",
+            call=call,
+            detail=detail,
+        )
+
+    def release(self) -> None:
+        """Let go of file and buffer; twice does nothing."""
+        with self._lock:
+            held, self.held = self.held, False
+        if held:
+            self.view._release()
+            self.file._leave()
+
+    def finish(self) -> None:
+        """The last request has ended: drop what fallback brought into the page cache, look at it, let go."""
+        try:
+            self._drop_cold()
+            if self.watch:
+                after = self.resident()
+                self.grew = self.resident_before is None or after is None or after > self.resident_before
+        finally:
+            self.release()

@@ -1,0 +1,358 @@
+"""The requests of a batch that I/O threads carry out: devices whose direct call is a vendor's, every fallback, and all of
+them where the kernel has no io_uring for us.
+
+A thread takes one request at a time and moves it as `job.py` does: direct, then what is left through fallback when the error
+is one to retry. Small relayed requests are taken many at once: one bounce slot, one copy op for all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from nobounce.errors import DeviceError
+from nobounce.io import fallback, fastpath
+from nobounce.io.evidence import Meter
+from nobounce.io.job import RETRIED
+from nobounce.io.receipt import Retry
+from nobounce.io.target import Chunk, Piece
+from nobounce.route.types import Reason
+
+if TYPE_CHECKING:
+    from nobounce.io.batch_group import Group
+    from nobounce.io.bounce import Ring
+    from nobounce.io.engine import Engine
+
+GRAIN = 256
+"""Requests lie this far apart in a bounce slot, in bytes."""
+BUNDLE = 512
+"""Relayed requests that share a slot at most."""
+WIDTH = 32
+"""I/O threads for small requests: the storage's depth, not the cores, is what they are for."""
+
+
+class Item(NamedTuple):
+    """A request for the threads; with `rest`, only what is left of it after `done` bytes."""
+
+    slot: int
+    group: Group
+    kind: int
+    reason: int
+    file_offset: int
+    nbytes: int
+    buffer_offset: int
+    done: int = 0
+    rest: tuple[Chunk, ...] = ()
+
+    def chunks(self) -> list[Chunk]:
+        if self.rest:
+            return list(self.rest)
+        return self.group.chunks(self.kind, self.reason, self.file_offset, self.nbytes, self.buffer_offset)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a request ended: bytes from its start on, and the error if there was one."""
+
+    slot: int
+    group: Group
+    done: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    retries: list[Retry] = field(default_factory=list)
+    errno: int = 0
+    error: Exception | None = None
+
+
+class ThreadLane:
+    """A queue of requests and the pool's threads that serve it, `width` at most."""
+
+    def __init__(self, engine: Engine, width: int, wake: Callable[[], None]) -> None:
+        self.changed = engine.scheduler.condition()
+        self._engine, self._width, self._wake = engine, width, wake
+        self._queue: deque[Item] = deque()
+        self._workers = 0
+        self.busy = 0
+        """Requests put in whose outcomes have not been taken out."""
+        self._outcomes: list[Outcome] = []
+        self.metered = [0, 0]
+        self.meter_usable = True
+
+    def put(self, items: list[Item]) -> None:
+        """Have these carried out."""
+        with self.changed:
+            self._queue.extend(items)
+            self.busy += len(items)
+            more = max(0, min(self._width, len(self._queue)) - self._workers)
+            self._workers += more
+        if more:
+            self._engine.submit(_Spell(self, more))
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._outcomes)
+
+    def take(self) -> list[Outcome]:
+        """The outcomes that lie ready."""
+        with self.changed:
+            found, self._outcomes = self._outcomes, []
+            self.busy -= len(found)
+        return found
+
+    def withdraw(self, wanted: Callable[[int], bool]) -> list[int]:
+        """Take requests that no thread has begun out of the queue again; returns their slots."""
+        with self.changed:
+            gone = [i.slot for i in self._queue if wanted(i.slot)]
+            if gone:
+                self._queue = deque(i for i in self._queue if not wanted(i.slot))
+                self.busy -= len(gone)
+        return gone
+
+    def take_metered(self) -> tuple[int, int] | None:
+        """(read, written) bytes that the kernel has counted for the threads since the last call; None: not known.
+
+        Asked when nothing is under way: waits for threads that are just about to hand their counters in.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: not self._workers)
+            found, self.metered = (self.metered[0], self.metered[1]), [0, 0]
+            return found if self.meter_usable else None
+
+    def wait(self, timeout: float | None) -> None:
+        """Until an outcome is ready, or `timeout` seconds."""
+        with self.changed:
+            self.changed.wait_for(lambda: bool(self._outcomes) or not self.busy, timeout)
+
+    # what the pool's threads run
+
+    def serve(self) -> None:
+        """Carry requests out until there are none."""
+        meters = {"read": Meter("read"), "write": Meter("write")}
+        done: list[Outcome] = []
+        while True:
+            claimed = self._exchange(done, meters)
+            if not claimed:
+                return
+            done = self._carry_out(claimed, meters)
+
+    def _exchange(self, done: list[Outcome], meters: dict[str, Meter]) -> list[Item]:
+        """Hand outcomes in and take the next request, or the next few that can share a bounce slot."""
+        with self.changed:
+            last = not self._queue
+        if last:
+            for meter in meters.values():
+                meter.off()
+        with self.changed:
+            claimed: list[Item] = []
+            room = 0
+            while self._queue:
+                item = self._queue[0]
+                bundled = _bundles(item)
+                if claimed and not (bundled and _together(claimed[0], item)):
+                    break
+                ring = item.group.target.ring
+                need = -(-item.nbytes // GRAIN) * GRAIN
+                if claimed and (len(claimed) >= BUNDLE or ring is None or room + need > ring.slot_nbytes):
+                    break
+                room += need
+                claimed.append(self._queue.popleft())
+                if not bundled:
+                    break
+            if not claimed:
+                self._workers -= 1
+                for column, meter in enumerate(meters.values()):
+                    meter.off()
+                    self.metered[column] += meter.nbytes
+                    self.meter_usable = self.meter_usable and meter.usable
+                self.changed.notify_all()
+            self._outcomes += done
+            if done:
+                self.changed.notify_all()
+        if done:
+            self._wake()
+        return claimed
+
+    def _carry_out(self, claimed: list[Item], meters: dict[str, Meter]) -> list[Outcome]:
+        ring = claimed[0].group.target.ring
+        try:
+            if _bundles(claimed[0]) and ring is not None:
+                meters[claimed[0].group.op].off()
+                return _relay(claimed, ring)
+            return [_move(claimed[0], meters[claimed[0].group.op])]
+        except BaseException as e:
+            # Whatever it was, no request may be lost: the batch would wait for it for ever.
+            lost = e if isinstance(e, Exception) else RuntimeError(f"the I/O thread ended: {e!r}")
+            code = e.errno if isinstance(e, OSError) and e.errno else errno.EIO
+            return [Outcome(i.slot, i.group, i.done, errno=code, error=lost) for i in claimed]
+
+
+class _Spell:
+    """Work for the pool: `tickets` threads that serve the lane."""
+
+    def __init__(self, lane: ThreadLane, tickets: int) -> None:
+        self._lane, self.tickets = lane, tickets
+
+    def work(self) -> None:
+        self._lane.serve()
+
+
+def _bundles(item: Item) -> bool:
+    from nobounce.route.many import WHOLE
+
+    ring = item.group.target.ring
+    return item.kind == WHOLE and not item.rest and ring is not None and item.nbytes <= ring.slot_nbytes
+
+
+def _together(first: Item, item: Item) -> bool:
+    a, b = first.group.target, item.group.target
+    return a is b or (a.ring is b.ring and a.op == b.op)
+
+
+def _move(item: Item, meter: Meter) -> Outcome:
+    """One request, chunk by chunk in their order; stops at the end of the file and at the first failure."""
+    out = Outcome(item.slot, item.group, item.done)
+    target = item.group.target
+    mover: fallback.Straight | fallback.Relay | None = None
+    watch = item.group.watch
+    try:
+        for chunk in item.chunks():
+            if chunk.backend == "fastpath" and item.group.direct_errno is not None:
+                chunk = chunk._replace(backend="fallback", reason=RETRIED)
+            moved, ended = 0, False
+            if chunk.backend == "fastpath":
+                if watch:
+                    meter.on()
+                rest, ended = _direct(item, chunk, out)
+                if rest is None:
+                    if out.error is not None or ended:
+                        break
+                    continue
+                chunk = rest
+            meter.off()
+            mover = mover or fallback.mover(target)
+            try:
+                pieces, end = mover.move(chunk)
+                pieces += mover.flush()
+            except fallback.PartialError as e:
+                pieces = e.pieces + mover.flush()
+                moved = _record(out, pieces)
+                at = chunk.file_offset + moved
+                out.errno = e.error.errno or errno.EIO
+                out.error = item.group.error(out.errno, at, chunk.nbytes - moved, "fallback")
+                break
+            _record(out, pieces)
+            if end is not None:
+                break
+    except DeviceError as e:
+        _device_failed(item, out, e, "fastpath" if mover is None else "fallback")
+    finally:
+        if mover is not None:
+            _flush(mover)
+    return out
+
+
+def _direct(item: Item, chunk: Chunk, out: Outcome) -> tuple[Chunk | None, bool]:
+    """Move a chunk directly: (what fallback has to do, whether the end of the file was met)."""
+    group = item.group
+    try:
+        done, ended = fastpath.move(group.target, chunk)
+    except fastpath.DirectFailure as e:
+        _record(out, [Piece("fastpath", chunk.file_offset, chunk.buffer_offset, e.done, chunk.reason, False)])
+        at, left = chunk.file_offset + e.done, chunk.nbytes - e.done
+        if e.errno not in group.target.retry_errnos:
+            out.errno, out.error = e.errno, group.error(e.errno, at, left, "fastpath")
+            return None, False
+        group.failed_directly(e.errno)
+        out.retries.append(Retry(at, left, e.errno))
+        return _rest(chunk, e.done, RETRIED), False
+    _record(out, [Piece("fastpath", chunk.file_offset, chunk.buffer_offset, done, chunk.reason, False)])
+    if ended or done >= chunk.nbytes:
+        return None, ended
+    group.note_cold()
+    return _rest(chunk, done, fastpath.SHORT), False
+
+
+def _rest(chunk: Chunk, done: int, reason: Reason) -> Chunk:
+    return Chunk(
+        "fallback", chunk.file_offset + done, chunk.buffer_offset + done, chunk.nbytes - done, reason
+    )
+
+
+def _record(out: Outcome, pieces: list[Piece]) -> int:
+    moved = sum(p.nbytes for p in pieces)
+    out.pieces += [p for p in pieces if p.nbytes]
+    out.done += moved
+    return moved
+
+
+def _flush(mover: fallback.Straight | fallback.Relay) -> None:
+    try:
+        mover.flush()
+    except DeviceError:
+        return  # told already: the first failure of the device is the one that counts
+
+
+def _device_failed(item: Item, out: Outcome, e: DeviceError, backend: str) -> None:
+    out.errno = errno.EIO
+    at = item.file_offset + out.done
+    out.error = item.group.error(errno.EIO, at, max(0, item.nbytes - out.done), backend, str(e))
+    out.error.__cause__ = e
+
+
+def _relay(items: list[Item], ring: Ring) -> list[Outcome]:
+    """Several small requests of one op through one bounce slot."""
+    runtime = items[0].group.target.runtime
+    outs = [Outcome(i.slot, i.group) for i in items]
+    slot = ring.acquire(wait=True)
+    stream = ring.copy_stream()
+    try:
+        if slot is None:
+            raise fallback.PartialError(OSError(errno.ENOMEM, "no bounce slot"), [])
+        places, at = [], slot[0]
+        for item in items:
+            places.append(at)
+            at += -(-item.nbytes // GRAIN) * GRAIN
+        if items[0].group.op == "read":
+            copies = []
+            for item, out, place in zip(items, outs, places, strict=True):
+                _host(item, out, place)
+                if out.done:
+                    copies.append((item.group.target.address + item.buffer_offset, place, out.done))
+            if copies:
+                runtime.copy_batch(copies, stream)
+                runtime.event_record(slot[1], stream)
+                runtime.event_sync(slot[1])
+            return outs
+        runtime.copy_batch(
+            [
+                (place, i.group.target.address + i.buffer_offset, i.nbytes)
+                for i, place in zip(items, places, strict=True)
+            ],
+            stream,
+        )
+        runtime.event_record(slot[1], stream)
+        runtime.event_sync(slot[1])
+        for item, out, place in zip(items, outs, places, strict=True):
+            _host(item, out, place)
+        return outs
+    except DeviceError as e:
+        for item, out in zip(items, outs, strict=True):
+            out.done, out.pieces = 0, []
+            _device_failed(item, out, e, "fallback")
+        return outs
+    finally:
+        if slot is not None:
+            ring.release(slot)
+        ring.return_stream(stream)
+
+
+def _host(item: Item, out: Outcome, address: int) -> None:
+    """The host's half of a relayed request."""
+    moved, _, error = fallback._host_io(item.group.target, address, item.file_offset, item.nbytes)
+    reason = item.group.answer.reason_list[item.reason]
+    _record(out, [Piece("fallback", item.file_offset, item.buffer_offset, moved, reason, True)])
+    if error is not None:
+        out.errno = error.errno or errno.EIO
+        out.error = item.group.error(out.errno, item.file_offset + moved, item.nbytes - moved, "fallback")

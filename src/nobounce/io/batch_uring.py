@@ -1,0 +1,166 @@
+"""The requests of a batch that go straight to the kernel through io_uring, many per system call.
+
+Their entries are made by the batch for all requests of a call at once; here they are copied into the ring as room comes
+up, and completions are sorted into those that are simply done and the odd ones: short, failed, cancelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from nobounce.io import uring
+from nobounce.io.batch_table import QUEUED, RUNNING, Table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_WAKE = 1 << 62
+_CANCEL = 1 << 61
+_SPARE = 8
+"""Entries kept for wake-ups and cancellations."""
+
+
+class UringLane:
+    """A queue of slots and a ring. The thread that waits on the batch drives it; nothing runs behind its back."""
+
+    def __init__(self, depth: int, table: Table) -> None:
+        """Raises OSError where there is no io_uring."""
+        self._ring = uring.Ring(depth + _SPARE)
+        self._depth = min(depth, self._ring.depth - _SPARE) if self._ring.depth > _SPARE else 1
+        self._table = table
+        self._queue: deque[Array] = deque()
+        self._special = 0
+        self.running = 0
+        self._bell = -1
+        self._bell_lock = threading.Lock()
+        self._armed = False
+
+    @property
+    def queued(self) -> bool:
+        return bool(self._queue)
+
+    def put(self, slots: Array) -> None:
+        """Queue requests whose table entries are made."""
+        if len(slots):
+            self._queue.append(slots)
+
+    def withdraw(self, wanted: Array) -> Array:
+        """Take slots of `wanted` that are not in the ring yet out of the queue; returns them."""
+        import numpy as np
+
+        if not self._queue:
+            return np.zeros(0, np.int64)
+        waiting = np.concatenate(list(self._queue))
+        gone = np.isin(waiting, wanted)
+        self._queue.clear()
+        self.put(waiting[~gone])
+        return waiting[gone]
+
+    def fill(self) -> None:
+        """Put as many queued requests into the ring as the depth allows, and have the kernel start them."""
+        put = False
+        while self._queue and (room := self._depth - self.running) > 0:
+            slots = self._queue.popleft()
+            if len(slots) > room:
+                self._queue.appendleft(slots[room:])
+                slots = slots[:room]
+            self._table.status[slots] = RUNNING
+            self.running += len(slots)
+            self._ring.put(self._table.entry[slots])
+            put = True
+        if put:
+            self._ring.enter()
+
+    def wait(self, wanted: int, timeout: float | None, *, also_bell: bool) -> None:
+        """Until about `wanted` requests have ended, the bell rings (`also_bell`), `timeout` seconds pass or a signal comes.
+
+        While more are queued than fit, it returns early enough that the storage never runs dry.
+        """
+        if also_bell:
+            self._arm()
+        at_least = min(wanted, max(1, self._depth // 4) if self._queue else self.running)
+        if also_bell or self._special > self._armed:
+            at_least = 1
+        if self.running or also_bell:
+            self._ring.enter(max(1, at_least), timeout)
+
+    def take(self) -> tuple[Array, Array]:
+        """(slots, results) of requests that have ended: a count of bytes or minus an errno."""
+        found = self._ring.take()
+        keys = found["user_data"].astype("i8")
+        results = found["result"]
+        if self._special:
+            ours = keys < _CANCEL
+            self._special -= int((~ours).sum())
+            if bool((keys == _WAKE).any()):
+                self._armed = False
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+            keys, results = keys[ours], results[ours]
+        self.running -= len(keys)
+        return keys, results
+
+    def cancel(self, slots: Array) -> None:
+        """Ask the kernel to give running requests up; they end all the same, by ECANCELED or as if nothing had been asked."""
+        import numpy as np
+
+        for slot in slots.tolist()[: _SPARE - 1 - self._special]:
+            entry = np.zeros(1, uring.sqe_dtype())
+            entry["opcode"], entry["fd"], entry["address"] = uring.OP_ASYNC_CANCEL, -1, slot
+            entry["user_data"] = _CANCEL
+            self._special += 1
+            self._ring.put(entry)
+        self._ring.enter()
+
+    def ring_bell(self) -> None:
+        """Wake the thread that waits; any thread may call it."""
+        with self._bell_lock:
+            if self._bell >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_write(self._bell, 1)
+
+    def make_bell(self) -> None:
+        """From now on `ring_bell` works."""
+        if self._bell < 0:
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def _arm(self) -> None:
+        import numpy as np
+
+        self.make_bell()
+        if not self._armed:
+            entry = np.zeros(1, uring.sqe_dtype())
+            entry["opcode"], entry["fd"], entry["op_flags"] = uring.OP_POLL_ADD, self._bell, uring.POLLIN
+            entry["user_data"] = _WAKE
+            self._special += 1
+            self._armed = True
+            self._ring.put(entry)
+
+    def entries(self, slots: Array, op: str, fd: int, address: int) -> None:
+        """Make the ring entries of these slots (reads or writes of one file and buffer)."""
+        import numpy as np
+
+        t = self._table
+        made = np.zeros(len(slots), uring.sqe_dtype())
+        made["opcode"] = uring.OP_READ if op == "read" else uring.OP_WRITE
+        made["fd"] = fd
+        made["offset"] = t.file_offset[slots]
+        made["address"] = t.buffer_offset[slots] + address
+        made["nbytes"] = t.nbytes[slots]
+        made["user_data"] = slots
+        t.entry[slots] = made
+        t.status[slots] = QUEUED
+
+    def close(self) -> None:
+        """Give the ring back; a poll for the bell may still be in it, which no memory depends on."""
+        self._ring.close()
+        with self._bell_lock:  # a thread that rings late must not write to whatever has this number next
+            bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
