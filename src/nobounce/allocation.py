@@ -155,9 +155,8 @@ def _free(runtime: Runtime, address: int, freeing: Freeing, stream: Stream | Non
         runtime.free_pinned(address)
     elif freeing == "device" or stream is None:
         runtime.free(address)
-    elif (
-        stream.is_closed
-    ):  # its work may still be running, and freeing such memory does not wait (HIP rule 118)
+    elif stream.is_closed:
+        # Its work may still be running, and freeing such memory does not wait (HIP rule 118).
         stream.device.sync()
         runtime.free(address)
     else:

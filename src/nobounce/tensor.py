@@ -334,7 +334,7 @@ def _numpy_maker(buffer: Buffer) -> Maker:
 def _torch_maker(buffer: Buffer) -> Maker:
     module = _torch()
     whole = Tensor(buffer, (buffer.nbytes,), "U8").torch()
-    start = whole.data_ptr()
+    raw, room = Tensor.maker(buffer), buffer.nbytes
     views: dict[DType, Any] = {}
     layouts: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -343,13 +343,12 @@ def _torch_maker(buffer: Buffer) -> Maker:
         size = max(1, dtype.bits // 8)
         if not nbytes:
             return module.empty(dims, dtype=torch_dtype(dtype, module), device=whole.device)
-        if (
-            offset % size or start % size
-        ):  # torch's views need an aligned place; a capsule of its own does not
-            return Tensor(buffer, shape, dtype, offset=offset).torch()
+        if offset % size:
+            # torch's views need an aligned place; a capsule of its own does not.
+            return raw(offset, shape, dtype, nbytes).torch()
         words = views.get(dtype)
         if words is None:
-            whole_words = whole[: buffer.nbytes // size * size]
+            whole_words = whole[: room // size * size]
             words = views[dtype] = whole_words.view(torch_dtype(dtype, module))
         strides = layouts.get(dims)
         if strides is None:

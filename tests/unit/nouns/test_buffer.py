@@ -272,6 +272,23 @@ def test_copies_lead_everywhere(source: str, target: str) -> None:
         assert dst.numpy().tobytes() == data
 
 
+def test_a_copy_between_runtimes_waits_for_the_other_one(
+    monkeypatch: pytest.MonkeyPatch, latch: threading.Event
+) -> None:
+    cpu, sim = Device("cpu"), Device("sim:0")
+    release_when_called(monkeypatch, cpu, "stream_sync", latch)
+    with (
+        cpu.create_stream() as stream,
+        sim.create_stream() as on,
+        cpu.allocate(16) as src,
+        sim.allocate(16) as dst,
+    ):
+        hold(stream, latch)
+        src.fill(9, stream=stream)
+        src.copy_to(dst, stream=on)
+        assert dst.numpy().tolist() == [9] * 16
+
+
 def test_a_copy_without_a_stream_goes_behind_earlier_work(latch: threading.Event) -> None:
     here, there = Device("sim:0"), Device("sim:1")
     with here.create_stream() as stream, here.allocate(16) as src, there.allocate(16) as dst:

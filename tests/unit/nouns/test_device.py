@@ -148,5 +148,6 @@ def test_C98_the_current_device_is_restored() -> None:
     assert runtime.current_device() == 0
 
 
-def test_peers_of_other_runtimes_are_none() -> None:
-    assert not Device("sim:0").can_access_peer("cpu")
+def test_peers_are_of_one_runtime() -> None:
+    assert Device("sim:0").can_access_peer("sim:1") == Device("sim:0")._runtime.can_access_peer(0, 1)
+    assert not Device("sim:1").can_access_peer("cpu")

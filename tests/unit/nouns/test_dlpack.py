@@ -221,6 +221,31 @@ def test_read_only_memory_stays_read_only() -> None:
     assert np.from_dlpack(tensor).tolist() == [0, 1, 2, 3]
 
 
+class Array:
+    """A numpy array seen through DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+
+def test_capsules_that_are_not_contiguous_are_refused() -> None:
+    array = np.zeros((4, 4), np.float32)
+    for bad in (array.T[:, 1:], array[::2], array[:, ::-1], array[:, :2]):
+        with pytest.raises(ArgumentError, match="not C-contiguous"):
+            Tensor.from_dlpack(Array(bad))
+        with pytest.raises(ArgumentError, match="not C-contiguous"):
+            as_buffer(Array(bad), write=True)
+    for good in (array, array[1:2, :], array[:, :0], array[2], np.zeros(())):
+        assert Tensor.from_dlpack(Array(good)).shape == good.shape
+
+
+def test_a_read_only_capsule_stays_read_only() -> None:
+    array = np.arange(4, dtype=np.int32)
+    assert not Tensor.from_dlpack(Array(array)).buffer.is_read_only
+    array.flags.writeable = False
+    assert Tensor.from_dlpack(Array(array)).buffer.is_read_only
+
+
 def test_types_without_a_name_are_refused() -> None:
     with pytest.raises(ArgumentError, match="code 5 with 128 bits"):
         Tensor.from_dlpack(np.zeros(2, np.complex128))
@@ -258,6 +283,25 @@ def test_old_producers_are_understood() -> None:
     tensor = made()
     assert Tensor.from_dlpack(Producer(tensor)).address == tensor.address
     assert Tensor.from_dlpack(Producer(tensor, byte_offset=8)).address == tensor.address + 8
+
+
+@pytest.mark.parametrize(("kind", "stream"), [(dlpack.CPU, None), (dlpack.CUDA, 1), (dlpack.ROCM, 0)])
+def test_a_gpus_producer_is_asked_for_order_on_the_default_stream(kind: int, stream: int | None) -> None:
+    class Asked:
+        options: dict[str, Any]
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return kind, 0
+
+        def __dlpack__(self, **options: Any) -> object:
+            self.options = options
+            raise BufferError("not today")
+
+    asked = Asked()
+    with pytest.raises(ArgumentError, match="not today"):
+        Tensor.from_dlpack(asked)
+    assert asked.options.pop("max_version") == dlpack.VERSION
+    assert asked.options == ({} if stream is None else {"stream": stream})
 
 
 @pytest.mark.parametrize(("changes", "says"), [({"device": 7}, "device type 7"), ({"lanes": 4}, "4 lanes")])

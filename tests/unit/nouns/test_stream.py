@@ -154,8 +154,11 @@ def test_close_returns_at_once_and_work_completes(device: Device, latch: threadi
     event.sync()
 
 
+@pytest.mark.parametrize("how", ["closed", "dropped"])
 @pytest.mark.parametrize("what", ["stream", "event"])
-def test_what_is_dropped_is_destroyed(monkeypatch: pytest.MonkeyPatch, device: Device, what: str) -> None:
+def test_what_is_closed_or_dropped_is_destroyed_once(
+    monkeypatch: pytest.MonkeyPatch, device: Device, what: str, how: str
+) -> None:
     destroyed: list[int] = []
     real = getattr(type(device._runtime), f"{what}_destroy")
 
@@ -166,10 +169,13 @@ def test_what_is_dropped_is_destroyed(monkeypatch: pytest.MonkeyPatch, device: D
     monkeypatch.setattr(type(device._runtime), f"{what}_destroy", destroy)
     made: Stream | Event = device.create_stream() if what == "stream" else device.create_event()
     handle = made.handle
+    if how == "closed":
+        made.close()
+        assert handle in destroyed
     del made
     gc.collect()
     reaper.drain()
-    assert handle in destroyed
+    assert destroyed.count(handle) == 1
 
 
 def test_C78_streams_come_in_by_protocol(device: Device) -> None:

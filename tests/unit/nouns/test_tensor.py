@@ -110,7 +110,9 @@ def test_an_unaligned_tensor_has_right_values(name: str) -> None:
     nbytes = 4 * dtype.bits // 8
     tensor = Tensor(filled(Device("cpu"), b"\xff" + bytes(range(nbytes))), (4,), name, offset=1)
     assert tensor.numpy().tobytes() == bytes(range(nbytes))
-    for made in (tensor.torch(), Tensor.maker(tensor.buffer, "torch")(0, (4,), dtype, nbytes)):
+    with tensor.buffer as part, Buffer._of(tensor._allocation) as all_of_it:
+        make, whole = Tensor.maker(part, "torch"), Tensor.maker(all_of_it, "torch")
+    for made in (tensor.torch(), make(0, (4,), dtype, nbytes), whole(1, (4,), dtype, nbytes)):
         assert made.clone().view(torch.uint8).numpy().tobytes() == bytes(range(nbytes))
 
 
