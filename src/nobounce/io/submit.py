@@ -122,6 +122,7 @@ def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:
         transfer.cancel()
         raise
     transfer._hold(gate)
+    view.allocation.used_on(on)  # whoever looks at the buffer next waits for this stream
 
 
 def _values(given: Params, view: Buffer) -> tuple[int, int, int]:
