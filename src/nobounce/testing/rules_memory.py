@@ -170,7 +170,7 @@ class MemoryRules(DeclaredTests):
         assert not rig.runtime.stream_query(s)
         first.open()
         rig.background(lambda: rig.runtime.stream_sync(s)).result()
-        assert reached.is_set()
+        assert reached.wait(PATIENCE)
 
     def test_a_gate_may_be_opened_from_any_thread(self, rig: Rig) -> None:
         s, t = rig.stream(), rig.stream()

@@ -1,0 +1,217 @@
+"""CUDA: loading NVIDIA's bindings, and what differs from HIP. Everything else is the table and GpuRuntime.
+
+The runtime API is used throughout, so memory and streams live in each device's primary context, which PyTorch, CuPy and
+cuda.core share. Where another device than the thread's own must be current, its primary context is pushed and popped:
+cudaSetDevice would start the device it restores (case C98).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from types import TracebackType
+from typing import Any
+
+from nobounce.errors import DeviceError, UnavailableError
+from nobounce.route.types import MemoryKind
+from nobounce.runtimes import gpu_table as table
+from nobounce.runtimes.base import DeviceInfo, DirectIO, PointerInfo
+from nobounce.runtimes.cufile import CuFileDirect
+from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.runtimes.gpu_adapter import Adapter, Call
+
+_ATTRIBUTES = {
+    "priorities": "cudaDevAttrStreamPrioritiesSupported",
+    "managed": "cudaDevAttrManagedMemory",
+    "pools": "cudaDevAttrMemoryPoolsSupported",
+    "host_register": "cudaDevAttrHostRegisterSupported",
+    "register_read_only": "cudaDevAttrHostRegisterReadOnlySupported",
+    "multiprocessors": "cudaDevAttrMultiProcessorCount",
+    "numa_node": "cudaDevAttrHostNumaId",
+    "major": "cudaDevAttrComputeCapabilityMajor",
+    "minor": "cudaDevAttrComputeCapabilityMinor",
+}
+_CAN_WAIT = "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS"
+_WORD = 64
+"""Bytes between two words of a gate: a cache line each."""
+
+_HOST, _DEVICE = 1, 2  # CUmemorytype
+
+
+class _Pushed:
+    """A primary context that is current inside. Stateless, so one object per device serves every thread."""
+
+    def __init__(self, adapter: CudaAdapter, context: Any) -> None:
+        self._adapter, self._context = adapter, context
+
+    def __enter__(self) -> None:
+        self._adapter.context_push(self._context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._adapter.context_pop()
+
+
+class CudaAdapter(Adapter):
+    """`driver` and `runtime` are cuda.bindings' modules of these names."""
+
+    name = "cuda"
+    dlpack_device_type = 2
+
+    def __init__(self, driver: Any, runtime: Any) -> None:
+        self._driver, self._runtime = driver, runtime
+        self._contexts: dict[int, _Pushed] = {}
+        self._pointer_attributes = [
+            getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
+            for name in ("MEMORY_TYPE", "DEVICE_ORDINAL", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE")
+        ]
+
+    def function(self, row: table.Row) -> tuple[str, Call | None]:
+        module, _, name = row.cuda.partition(":")
+        where = self._driver if module == "driver" else self._runtime
+        return name or row.op, getattr(where, name, None) if name else None
+
+    def attribute_of(self, name: str) -> Any:
+        return getattr(self._runtime.cudaDeviceAttr, _ATTRIBUTES.get(name, ""), None)
+
+    def number(self, name: str, device: int) -> int | None:
+        if name != "wait_value":
+            return super().number(name, device)
+        attribute = getattr(self._driver.CUdevice_attribute, _CAN_WAIT, None)
+        if attribute is None:
+            return None
+        status, value = self._driver.cuDeviceGetAttribute(attribute, device)
+        return None if status else int(value)
+
+    def kinds(self) -> dict[int, Any]:
+        return {int(kind): kind for kind in self._runtime.cudaMemcpyKind}
+
+    def text(self, value: Any) -> str:
+        raw = bytes(value) if not isinstance(value, str) else value.encode()
+        return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+    def _status_for_text(self, status: Any) -> Any:
+        return self._runtime.cudaError_t(int(status))  # the driver's numbers mean the same
+
+    # contexts
+
+    def on(self, device: int) -> _Pushed:
+        pushed = self._contexts.get(device)
+        if pushed is None:
+            pushed = self._contexts[device] = _Pushed(self, self.context_retain(device))
+        return pushed
+
+    def start_thread(self) -> None:
+        if not self.context_get():
+            self.set_device(0)
+
+    def touched_device(self) -> int | None:
+        return int(self.context_device()) if self.context_get() else None
+
+    def set_current(self, device: int) -> None:
+        if not self.context_state(device)[1]:
+            self.context_set(0)
+            if self.get_device() == device:
+                return
+        self.set_device(device)
+
+    # devices and pointers
+
+    def pointer_info(self, address: int) -> PointerInfo:
+        wanted = self._pointer_attributes
+        status, values = self._driver.cuPointerGetAttributes(len(wanted), wanted, address)
+        if status:
+            return PointerInfo(MemoryKind.PAGEABLE, None, 0, 0)
+        kind, device, managed, base, nbytes = (0 if v is None else int(v) for v in values)
+        if managed:
+            return PointerInfo(MemoryKind.MANAGED, max(device, 0), base, nbytes)
+        if kind == _DEVICE:
+            return PointerInfo(MemoryKind.DEVICE, device, base, nbytes)
+        if kind == _HOST:
+            return PointerInfo(MemoryKind.PINNED, None, base, nbytes)
+        return PointerInfo(MemoryKind.PAGEABLE, None, 0, 0)
+
+    def device_info(self, device: int) -> DeviceInfo:
+        raw = bytes(self.device_uuid(device).bytes)[:16].hex()
+        major, minor = self.number("major", device), self.number("minor", device)
+        node = self.number("numa_node", device)
+        return DeviceInfo(
+            name=self.device_name(256, device),
+            total_nbytes=self.device_nbytes(device),
+            pci_bus_id=self.pci_bus_id(32, device).lower(),
+            numa_node=node if node is not None and node >= 0 else None,
+            uuid=f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}",
+            architecture=f"sm_{major}{minor}",
+            multiprocessors=self.number("multiprocessors", device),
+        )
+
+    def foreign_stream_device(self, stream: int) -> int:
+        return int(self.stream_device(stream))
+
+    # words, callbacks, direct I/O
+
+    def words(self, count: int) -> list[int]:
+        base = self.alloc_pinned(count * _WORD, table.HOST_PORTABLE | table.HOST_MAPPED)
+        ctypes.memset(base, 0, count * _WORD)
+        return [base + i * _WORD for i in range(count)]
+
+    def host_function(self, trampoline: Any) -> Any:
+        return self._runtime.cudaHostFn_t(ctypes.cast(trampoline, ctypes.c_void_p).value)
+
+    def register_flags(self, *, read_only: bool) -> int:
+        ro = read_only and self.flag("register_read_only", 0)
+        return table.REGISTER_PORTABLE | (table.CUDA_REGISTER_READ_ONLY if ro else 0)
+
+    def direct(self) -> DirectIO:
+        return CuFileDirect(self.device_info)
+
+
+def create() -> GpuRuntime:
+    """The runtime `cuda`. Raises UnavailableError with the reason (HIP rule 81)."""
+    try:
+        driver: Any = importlib.import_module("cuda.bindings.driver")
+        runtime: Any = importlib.import_module("cuda.bindings.runtime")
+    except ImportError as e:
+        raise _unavailable(
+            f"the package cuda-bindings cannot be imported ({e}): pip install nobounce[cuda]"
+        ) from e
+    return load(driver, runtime)
+
+
+def load(driver: Any, runtime: Any) -> GpuRuntime:
+    """As `create`, over bindings that are already imported (or a double of them)."""
+    try:
+        status = driver.cuInit(0)[0]
+    except RuntimeError as e:
+        raise _unavailable(f"the NVIDIA driver's libcuda.so.1 cannot be loaded: {e}") from e
+    adapter = CudaAdapter(driver, runtime)
+    if status and int(status) != 100:
+        raise _unavailable(
+            f"cuInit answers {status.name} ({int(status)}): {adapter.error_text(runtime.cudaError_t(int(status)))}"
+        )
+    if status:
+        raise _unavailable("there is no device")
+    try:
+        count = adapter.device_count()
+    except DeviceError as e:
+        raise _unavailable(_why_no_count(driver, runtime, e)) from e
+    if not count:
+        raise _unavailable("there is no device")
+    return GpuRuntime(adapter, count)
+
+
+def _why_no_count(driver: Any, runtime: Any, error: DeviceError) -> str:
+    if error.code == 100:
+        return "there is no device"
+    if error.code == 35:
+        has, needs = driver.cuDriverGetVersion()[1], runtime.getLocalRuntimeVersion()[1]
+        return (
+            f"the driver supports CUDA {has // 1000}.{has % 1000 // 10} and the installed cuda-bindings need "
+            f"{needs // 1000}.{needs % 1000 // 10}: update the driver, or install older cuda-bindings"
+        )
+    return str(error)
+
+
+def _unavailable(because: str) -> UnavailableError:
+    return UnavailableError(f"cuda: unavailable, because {because}")
