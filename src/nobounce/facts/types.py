@@ -7,6 +7,7 @@ from typing import Literal
 
 FileKind = Literal["regular", "block", "directory", "fifo", "char", "socket", "other"]
 Journal = Literal["ordered", "journal", "writeback", "none", "unknown"]
+Known = Literal["yes", "no", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,29 @@ class FileSystemFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """The stack of block devices below a file, summed up: `peer` says whether a device can DMA between every leg of it and
+    another PCI device (hipFile G-11), `because` why not, and `decided_by` is the file under /sys that told.
+
+    `backing` is hipFile's word (G-9: nvme, lvm, md, crypt, mpath, dm, loop, virtio, scsi or the device's name) and `nvme` are
+    the PCI addresses of the local NVMe controllers found below.
+    """
+
+    name: str
+    backing: str
+    peer: Known
+    because: str
+    decided_by: str
+    nvme: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FileFacts:
     """One open file. Sizes, offsets and alignments in bytes; `device` and `rdev` are (major, minor).
 
     `dio_*_align` is None where the kernel does not report it and 0 where it reports that there is no direct I/O.
     `direct_fd` says whether an O_DIRECT descriptor could be opened; `direct_probe` whether an aligned read through it was
-    really direct (asked only where statx does not say).
+    really direct (asked only where statx does not say). `block` is looked up only for devices whose direct path is P2P.
     """
 
     path: str | None
@@ -55,6 +73,7 @@ class FileFacts:
     direct_errno: int | None
     filesystem: FileSystemFacts
     direct_probe: Literal["yes", "no", "unknown"] = "unknown"
+    block: BlockFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

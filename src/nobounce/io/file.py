@@ -19,6 +19,7 @@ from typing import Any
 from nobounce.buffer import as_buffer
 from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
+from nobounce.facts.block import block_facts
 from nobounce.facts.file import examine
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
@@ -89,6 +90,7 @@ class File:
         self._closed = False
         self._in_flight = 0
         self._facts: FileFacts | None = None
+        self._block_known = False
         self._direct_errno: int | None = None
         self.name = name
         self._failed: dict[str, int] = {}
@@ -162,8 +164,9 @@ class File:
         """Whether no descriptor of a caller shares this one's state (its read-ahead, for one)."""
         return self._shared != flavour
 
-    def facts(self, *, direct: bool = True) -> FileFacts:
-        """What is known about the file; with `direct`, the direct descriptor is opened and, where needed, probed."""
+    def facts(self, *, direct: bool = True, block: bool = False) -> FileFacts:
+        """What is known about the file; with `direct`, the direct descriptor is opened and, where needed, probed; with
+        `block`, the devices below it are looked up (once)."""
         self._check_open()
         known = self._facts
         if known is None:
@@ -174,6 +177,9 @@ class File:
                 known = dataclasses.replace(known, direct_fd="refused", direct_errno=self._direct_errno)
             else:
                 known = dataclasses.replace(known, direct_fd="ok", direct_probe=self._probe(known, fd))
+        if block and not self._block_known:
+            known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
+            self._block_known = True
         self._facts = known
         return dataclasses.replace(known, nbytes=self.nbytes)
 

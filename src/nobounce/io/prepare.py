@@ -96,7 +96,7 @@ def make_request(
     size = max(0, memory.nbytes - buffer_offset) if nbytes is None else nbytes
     request = Request(
         op=op,
-        file=file.facts(direct=usable),
+        file=file.facts(direct=usable, block=usable and direct_facts.file_rule == "hipfile"),
         memory=memory,
         direct=direct_facts,
         settings=in_force,

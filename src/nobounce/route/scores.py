@@ -125,7 +125,7 @@ def file_refusals(request: Request) -> list[Refusal]:
             )
         )
     if request.direct.file_rule == "hipfile":
-        found += _hipfile_file_system(request)
+        found += _hipfile_file_system(request) + _block_stack(request)
     elif file.dio_offset_align is None and file.direct_probe != "yes":
         sentence = (
             "the kernel does not report DIOALIGN and a probe read was served by the page cache"
@@ -164,6 +164,20 @@ def _hipfile_file_system(request: Request) -> list[Refusal]:
             "file-system",
             f"{system.fstype} is not a file system of the direct path (ext4 with data=ordered, xfs)",
             "move the file to ext4 or xfs, or set HIPFILE_UNSUPPORTED_FILE_SYSTEMS=true to try",
+        )
+    ]
+
+
+def _block_stack(request: Request) -> list[Refusal]:
+    """Block devices below the file that cannot do P2P, which a real request would learn by ENODEV (J-29)."""
+    block = request.file.block
+    if block is None or block.peer != "no":
+        return []
+    return [
+        Refusal(
+            "block-stack",
+            block.because,
+            "move the file to a volume on local NVMe, directly or through LVM",
         )
     ]
 
