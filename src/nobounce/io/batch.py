@@ -161,7 +161,7 @@ class Batch:
             first, self._next_id = self._next_id, self._next_id + count
             ids = np.arange(first, first + count, dtype=np.int64)
             if cookies is not None:
-                self._driver.cookies.update(zip(ids.tolist(), cookies, strict=True))
+                self._driver.results.cookies.update(zip(ids.tolist(), cookies, strict=True))
             self._driver.add(group, ids, timeout, pool)
             return ids
 
@@ -205,7 +205,6 @@ class Batch:
             raise ArgumentError(f"min_n={min_n}: give 0 or more")
         with self._lock:
             self._guard()
-            self._driver.submit()
             self._driver.run(min_n, timeout)
             if self._closed:
                 raise ClosedError("the batch was closed while it was waited for")

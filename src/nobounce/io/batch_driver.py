@@ -9,18 +9,13 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS, Lock
-from nobounce.errors import (
-    InternalError,
-    TransferCancelledError,
-    TransferTimeoutError,
-    printable,
-)
-from nobounce.io.batch_group import URING_NBYTES, Group
+from nobounce.io.batch_group import Group
+from nobounce.io.batch_lanes import Lanes
 from nobounce.io.batch_receipt import Tally
+from nobounce.io.batch_results import Results
 from nobounce.io.batch_table import (
     ADDED,
     CANCELLED,
@@ -34,10 +29,8 @@ from nobounce.io.batch_table import (
     TIMEOUT,
     BatchResult,
     Table,
-    gather,
 )
-from nobounce.io.batch_threads import WIDTH, Item, Outcome, ThreadLane
-from nobounce.io.batch_uring import UringLane
+from nobounce.io.batch_threads import Outcome
 from nobounce.io.engine import Engine
 from nobounce.io.job import RETRIED
 from nobounce.io.receipt import Retry
@@ -56,25 +49,17 @@ class Driver:
 
     def __init__(self, capacity: int, depth: int, lock: Lock, *, use_uring: bool) -> None:
         self.table, self.tally = Table(capacity), Tally()
-        self.cookies: dict[int, Any] = {}
         self.pool: Engine | None = None
-        self._depth, self._lock, self._use_uring = depth, lock, use_uring
-        self._uring: UringLane | None = None
-        self._threads: ThreadLane | None = None
+        self._lanes = Lanes(self.table, depth, lock, use_uring=use_uring)
         self._groups: dict[int, Group] = {}
         self._next_group = 0
         self._added: list[tuple[int, Array, float]] = []
-        self._ready: deque[Array] = deque()
-        self._ready_count = 0
+        self.results = Results(self.table)
         self.under_way = 0
         """Requests submitted that have not ended, zombies included."""
         self._zombies: set[int] = set()
         """Slots whose timeout has been reported while they still run."""
-        self._errors: dict[int, Exception] = {}
-        self._judges: dict[int, Group] = {}
         self._timed = False
-        self._phases: deque[tuple[bool, list[tuple[Group, Array]]]] = deque()
-        self._phase, self._phase_running = True, 0
 
     @property
     def outstanding(self) -> int:
@@ -83,7 +68,7 @@ class Driver:
     @property
     def _open(self) -> int:
         """Requests without a result yet."""
-        return self.outstanding - self._ready_count
+        return self.outstanding - self.results.count
 
     @property
     def _scheduler(self) -> Any:
@@ -93,7 +78,7 @@ class Driver:
 
     def add(self, group: Group, ids: Array, timeout: float | None, pool: Engine) -> None:
         """Requests of one call into the table. Bad ones and empty ones have ended already."""
-        self.pool = pool
+        self.pool = self._lanes.pool = pool
         t, answer, n = self.table, group.answer, len(ids)
         if n == 0:
             group.release()
@@ -114,10 +99,10 @@ class Driver:
         if bad.any():
             t.errno[slots[answer.kinds == many.INVALID]] = errno.EINVAL
             t.errno[slots[answer.kinds == many.REFUSED]] = errno.EOPNOTSUPP
-            self._judges.update(dict.fromkeys(slots[bad].tolist(), group))
-            self._give_out(slots[bad], INVALID)
+            self.results.judges.update(dict.fromkeys(slots[bad].tolist(), group))
+            self.results.add(slots[bad], INVALID)
         if empty.any():
-            self._give_out(slots[empty], COMPLETE)
+            self.results.add(slots[empty], COMPLETE)
         good = slots[~(bad | empty)]
         moving = len(good)
         if moving or empty.any():
@@ -148,63 +133,10 @@ class Driver:
             if timeout != math.inf:
                 self.table.deadline[slots] = now + timeout
                 self._timed = True
-            direct = self.table.kind[slots] == many.DIRECT
-            if not direct.all():
-                group.note_cold()
-            if group.op == "read":
-                self._launch(group, slots)
-            else:
-                if direct.any():
-                    self._phases.append((True, [(group, slots[direct])]))
-                if not direct.all():
-                    self._phases.append((False, [(group, slots[~direct])]))
-        self._advance()
-        if self._uring is not None:
-            self._uring.fill()
+            self._lanes.start(group, slots)
+        self._lanes.refill()
+        self._lanes.flush()
         return count
-
-    def _advance(self) -> None:
-        """Start waiting writes: direct ones and those through the page cache never at the same time."""
-        while self._phases and (self._phase_running == 0 or self._phases[0][0] == self._phase):
-            self._phase, parts = self._phases.popleft()
-            for group, slots in parts:
-                self._phase_running += len(slots)
-                self._launch(group, slots)
-
-    def _launch(self, group: Group, slots: Array) -> None:
-        t = self.table
-        if group.plain and self._ring() is not None:
-            ours = (t.kind[slots] == many.DIRECT) & (t.nbytes[slots] <= URING_NBYTES)
-            chosen = slots if ours.all() else slots[ours]
-            lane = self._uring
-            if len(chosen) and lane is not None:
-                lane.entries(chosen, group.op, group.target.direct_fd, group.target.address)
-                lane.put(chosen)
-                slots = slots[~ours]
-        if len(slots):
-            columns = (t.kind, t.reason, t.file_offset, t.nbytes, t.buffer_offset)
-            rows = zip(slots.tolist(), *(c[slots].tolist() for c in columns), strict=True)
-            self._lane().put([Item(slot, group, *row) for slot, *row in rows])
-
-    def _ring(self) -> UringLane | None:
-        if self._uring is None and self._use_uring and self._scheduler is THREADS:
-            try:
-                self._uring = UringLane(self._depth, self.table)
-            except OSError:
-                self._use_uring = False  # no memory or descriptors left for a ring: threads do it
-        return self._uring
-
-    def _lane(self) -> ThreadLane:
-        if self._threads is None:
-            if self.pool is None:
-                raise InternalError("a request without a pool")
-            self._threads = ThreadLane(self.pool, min(WIDTH, self._depth), self._ring_bell)
-        return self._threads
-
-    def _ring_bell(self) -> None:
-        lane = self._uring
-        if lane is not None:
-            lane.ring_bell()
 
     # out
 
@@ -213,65 +145,40 @@ class Driver:
         now = self._scheduler.now
         limit = math.inf if timeout is None else now() + timeout
         while True:
+            self.submit()  # others may add while this thread waits
             self._collect()
             opened = self._open
-            if opened <= 0 or (min_n is not None and self._ready_count >= min_n):
+            if opened <= 0 or (min_n is not None and self.results.count >= min_n):
+                self._lanes.flush()
                 return
-            until = limit if not self._timed else min(limit, self._first_deadline())
-            left = until - now() if until != math.inf else None
-            if limit != math.inf and limit <= now():
+            if limit <= now():
+                self._lanes.flush()
                 return
-            need = opened if min_n is None else min_n - self._ready_count
-            self._block(need, None if left is None else max(0.0, left))
-            if self._uring is None and self._threads is None:
-                return  # closed by another thread meanwhile
+            until = min(limit, self._first_deadline()) if self._timed else limit
+            left = None if until == math.inf else max(0.0, until - now())
+            self._lanes.block(opened if min_n is None else min_n - self.results.count, left)
+            if self._lanes.closed:
+                return  # by another thread
 
     def drain(self) -> None:
         """Until nothing runs, zombies included."""
         while self.under_way:
             self._collect()
             if self.under_way:
-                self._block(self.under_way, None)
-
-    def _block(self, need: int, timeout: float | None) -> None:
-        uring, threads = self._uring, self._threads
-        busy = threads is not None and threads.busy > 0
-        if uring is not None and threads is not None and busy:
-            uring.make_bell()
-            if threads.ready:
-                return  # it ended before there was a bell to ring
-        self._lock.release()
-        try:
-            if uring is not None and uring.running:
-                uring.wait(need, timeout, also_bell=busy)
-            elif threads is not None and busy:
-                threads.wait(timeout)
-            else:
-                raise InternalError(f"{need} requests of the batch are waited for and nobody works on them")
-        finally:
-            self._lock.acquire()
+                self._lanes.block(self.under_way, None)
 
     def _collect(self) -> None:
         """Take what has ended, start what has room."""
-        lane = self._uring
-        if lane is not None and lane.running:
-            slots, results = lane.take()
-            if len(slots):
-                self._completions(slots, results)
-        if self._threads is not None and self._threads.busy:
-            for out in self._threads.take():
-                self._outcome(out)
+        found = self._lanes.take_ring()
+        if found is not None and len(found[0]):
+            self._completions(*found)
+        for out in self._lanes.take_threads():
+            self._outcome(out)
         if self._timed:
             self._expire()
-        if self._phases:
-            self._advance()
-        if self._uring is not None and self._uring.queued:
-            self._uring.fill()
+        self._lanes.refill()
         if not self.under_way and self.tally.measuring:
-            metered: tuple[int, int] | None = (0, 0)
-            if self._threads is not None:
-                metered = self._threads.take_metered()
-            self.tally.end(metered, self._scheduler)
+            self.tally.end(self._lanes.metered(), self._scheduler)
 
     def _completions(self, slots: Array, results: Array) -> None:
         t = self.table
@@ -308,7 +215,7 @@ class Driver:
             status = FAILED
             if slot not in self._zombies:
                 t.errno[slot] = code
-                self._errors[slot] = group.error(code, file_offset, nbytes, "fastpath")
+                self.results.errors[slot] = group.error(code, file_offset, nbytes, "fastpath")
             self._ended_one(group, slot, status)
             return
         moved = max(result, 0)
@@ -330,20 +237,9 @@ class Driver:
             t.way[slot] |= FASTPATH
             self.tally.direct(group, moved, file_offset, at)
         rest = Chunk(backend, file_offset + moved, at + moved, nbytes - moved, reason)  # type: ignore[arg-type]
-        item = Item(slot, group, int(t.kind[slot]), -1, file_offset, nbytes, at, moved, (rest,))
-        self._lane().put([item])
-        if backend == "fallback" and self._uring is not None:
-            # The others of this file and device would fail in the same way: the threads send them through fallback.
-            import numpy as np
-
-            mine = np.flatnonzero((t.group == t.group[slot]) & (t.status == QUEUED))
-            self._requeue(group, self._uring.withdraw(mine))
-
-    def _requeue(self, group: Group, slots: Array) -> None:
-        t = self.table
-        columns = (t.kind, t.reason, t.file_offset, t.nbytes, t.buffer_offset)
-        rows = zip(slots.tolist(), *(c[slots].tolist() for c in columns), strict=True)
-        self._lane().put([Item(slot, group, *row) for slot, *row in rows])
+        self._lanes.finish(group, slot, moved, rest)
+        if backend == "fallback":
+            self._lanes.divert(group, int(t.group[slot]))
 
     def _outcome(self, out: Outcome) -> None:
         """A request that an I/O thread has ended."""
@@ -359,7 +255,7 @@ class Driver:
             self.tally.short()
         if out.error is not None and out.slot not in self._zombies:
             t.errno[out.slot] = out.errno
-            self._errors[out.slot] = out.error
+            self.results.errors[out.slot] = out.error
         self._ended_one(group, out.slot, COMPLETE if out.error is None else FAILED)
 
     def _ended_one(self, group: Group, slot: int, status: int) -> None:
@@ -371,8 +267,7 @@ class Driver:
         """Requests that nothing works on any more, whatever became of them."""
         n = len(slots)
         self.under_way -= n
-        if group.op == "write":
-            self._phase_running -= n
+        self._lanes.ended(group, n)
         fresh = slots
         if self._zombies:
             late = [s for s in slots.tolist() if s in self._zombies]
@@ -381,7 +276,7 @@ class Driver:
                 self._zombies.difference_update(late)
                 self._bury(late)
         if len(fresh):
-            self._give_out(fresh, status)
+            self.results.add(fresh, status)
         group.left -= n
         if group.left == 0:
             self._close_group(group)
@@ -404,11 +299,6 @@ class Driver:
         finally:
             self.tally.group_done(group)
 
-    def _give_out(self, slots: Array, status: int) -> None:
-        self.table.status[slots] = status
-        self._ready.append(slots)
-        self._ready_count += len(slots)
-
     # given up
 
     def cancel(self, ids: Array | None) -> int:
@@ -428,39 +318,21 @@ class Driver:
 
         if not len(wanted):
             return 0
-        t = self.table
-        gone = [wanted[t.status[wanted] == ADDED]]
-        self.under_way += len(gone[0])  # `_ended` counts them as it counts all
+        fresh = wanted[self.table.status[wanted] == ADDED]
+        for group, part in self._by_group(fresh) if len(fresh) else ():
+            self.under_way += len(part)  # `_ended` and `ended` count them as they count all
+            self._lanes.ended(group, -len(part))
         added = []
         for key, slots, timeout in self._added:
             kept = slots[~np.isin(slots, wanted)]
-            if self._groups[key].op == "write":
-                self._phase_running += len(slots) - len(kept)
             if len(kept):
                 added.append((key, kept, timeout))
         self._added = added
-        phases: deque[tuple[bool, list[tuple[Group, Array]]]] = deque()
-        for direct, parts in self._phases:
-            rest = []
-            for group, slots in parts:
-                out = np.isin(slots, wanted)
-                gone.append(slots[out])
-                self._phase_running += int(out.sum())
-                if not out.all():
-                    rest.append((group, slots[~out]))
-            if rest:
-                phases.append((direct, rest))
-        self._phases = phases
-        if self._uring is not None:
-            gone.append(self._uring.withdraw(wanted))
-        if self._threads is not None:
-            # A request that ran in the ring before is not new any more: only whole ones are taken back.
-            chosen = set(wanted.tolist())
-            gone.append(np.array(self._threads.withdraw(chosen.__contains__), np.int64))
-        ended = np.concatenate(gone)
-        if len(ended):
-            for group, part in self._by_group(ended):
-                self._ended(group, part, status)
+        ended = np.concatenate([fresh, self._lanes.withdraw(wanted)])
+        if status == CANCELLED:
+            self.table.errno[ended] = errno.ECANCELED
+        for group, part in self._by_group(ended) if len(ended) else ():
+            self._ended(group, part, status)
         return len(ended)
 
     def _open_slots(self) -> Array:
@@ -488,48 +360,12 @@ class Driver:
         running = late[t.status[late] != TIMEOUT]
         if len(running):
             self._zombies.update(running.tolist())
-            self._give_out(running, TIMEOUT)
-            if self._uring is not None:
-                self._uring.cancel(running)
-
-    # results
+            self.results.add(running, TIMEOUT)
+            self._lanes.give_up(running)
 
     def retrieve(self) -> BatchResult:
         """Everything that has ended and has not been given out, in the order of ending."""
-        import numpy as np
-
-        slots = np.concatenate(list(self._ready)) if self._ready else np.zeros(0, np.int64)
-        self._ready.clear()
-        self._ready_count = 0
-        t = self.table
-        failed = slots[t.status[slots] != COMPLETE]
-        errors = {int(t.id[s]): self._error(s) for s in failed.tolist()}
-        result = gather(t, slots, self.cookies, errors)
-        if self._zombies:
-            alive = np.array([s in self._zombies for s in slots.tolist()], bool)
-            t.left[slots[alive]] = True
-            slots = slots[~alive]
-        t.give(slots)
-        return result
-
-    def _error(self, slot: int) -> Exception:
-        t = self.table
-        known = self._errors.pop(slot, None)
-        if known is not None:
-            return known
-        place = int(t.file_offset[slot]), int(t.nbytes[slot]), int(t.buffer_offset[slot])
-        group = self._judges.pop(slot, None)
-        if group is not None:
-            error = group.error_of(*place)
-            if error is not None:
-                error.add_note(f"request {int(t.id[slot])} of the batch")
-                return error
-        what = f"request {int(t.id[slot])} of the batch ({place[1]} bytes at offset {place[0]})"
-        if t.status[slot] == TIMEOUT:
-            return TransferTimeoutError(f"{what} has not ended in time")
-        if t.status[slot] == CANCELLED:
-            return TransferCancelledError(f"{what} was cancelled before it started")
-        return InternalError(f"{what} failed without a reason: {printable(os.strerror(int(t.errno[slot])))}")
+        return self.results.retrieve(self._zombies)
 
     # the end
 
@@ -538,10 +374,7 @@ class Driver:
         for group in list(self._groups.values()):
             group.release()
         self._groups.clear()
-        uring, self._uring = self._uring, None
-        self._threads = None
-        if uring is not None:
-            uring.close()
+        self._lanes.close()
 
     def abandon(self) -> None:
         """In a forked child: what runs is the parent's, so only this process's own handles go."""

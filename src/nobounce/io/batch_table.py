@@ -6,9 +6,11 @@ bounded by the batch's capacity, and grows to it only as needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from nobounce.io.uring import ENTRY_WORDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,13 +132,11 @@ class Table:
     def __init__(self, capacity: int) -> None:
         import numpy as np
 
-        from nobounce.io.uring import sqe_dtype
-
         self.capacity = capacity
         self._room = 0
         for name, kind in self.COLUMNS:
             setattr(self, name, np.zeros(0, kind))
-        self.entry = np.zeros(0, sqe_dtype())
+        self.entry = np.zeros((0, ENTRY_WORDS), np.uint64)
         self._free: Array = np.zeros(0, np.int64)
 
     @property
@@ -171,7 +171,7 @@ class Table:
         more = room - self._room
         for name in (*(n for n, _ in self.COLUMNS), "entry"):
             old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
+            setattr(self, name, np.concatenate([old, np.zeros((more, *old.shape[1:]), old.dtype)]))
         fresh = np.arange(room - 1, self._room - 1, -1, dtype=np.int64)
         self._free = np.concatenate([fresh, self._free])
         self._room = room
@@ -217,10 +217,10 @@ def integers(value: Any, name: str) -> Array:
         raise _argument(f"{name} has {found.ndim} dimensions: give an integer or a flat sequence of them")
     if found.size == 0 and not isinstance(value, np.ndarray):
         found = found.astype(np.int64)
-    if found.dtype.kind == "u" and found.size and int(found.max()) >= 1 << 63:
-        raise _argument(
-            f"{name}[{int(found.argmax())}] is {int(found.max())}, past the largest offset there is"
-        )
+    if found.dtype.kind in "ufO":  # integers past int64 make numpy choose these
+        for index, one in enumerate(np.atleast_1d(np.asarray(value, object))):
+            if isinstance(one, int) and not -(1 << 63) <= one < 1 << 63:
+                raise _argument(f"{name}[{index}] is {one}, past the largest offset there is")
     if found.dtype.kind not in "iu":
         raise _argument(f"{name} is of {found.dtype}: give integers (bytes)")
     return found.astype(np.int64)
@@ -230,20 +230,3 @@ def _argument(message: str) -> Exception:
     from nobounce.errors import ArgumentError
 
     return ArgumentError(message)
-
-
-def gather(table: Table, slots: Array, cookies: dict[int, Any], errors: dict[int, Exception]) -> BatchResult:
-    """The result of these slots; the arrays are copies."""
-    ids = table.id[slots]
-    held: Sequence[Any] | None = None
-    if cookies:
-        held = tuple(cookies.pop(key, None) for key in ids.tolist())
-    return BatchResult(
-        ids=ids,
-        nbytes=table.done[slots],
-        errnos=table.errno[slots],
-        codes=table.status[slots],
-        ways=table.way[slots],
-        cookies=tuple(held) if held is not None else None,
-        errors=errors,
-    )

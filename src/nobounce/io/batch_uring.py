@@ -36,6 +36,8 @@ class UringLane:
         self._table = table
         self._queue: deque[Array] = deque()
         self._special = 0
+        self._at_least = 1
+        self._pending = False
         self.running = 0
         self._bell = -1
         self._bell_lock = threading.Lock()
@@ -63,8 +65,7 @@ class UringLane:
         return waiting[gone]
 
     def fill(self) -> None:
-        """Put as many queued requests into the ring as the depth allows, and have the kernel start them."""
-        put = False
+        """Put as many queued requests into the ring as the depth allows; the next system call hands them over."""
         while self._queue and (room := self._depth - self.running) > 0:
             slots = self._queue.popleft()
             if len(slots) > room:
@@ -73,22 +74,28 @@ class UringLane:
             self._table.status[slots] = RUNNING
             self.running += len(slots)
             self._ring.put(self._table.entry[slots])
-            put = True
-        if put:
+            self._pending = True
+
+    def flush(self) -> None:
+        """Hand over what lies in the ring."""
+        if self._pending:
+            self._pending = False
             self._ring.enter()
 
-    def wait(self, wanted: int, timeout: float | None, *, also_bell: bool) -> None:
-        """Until about `wanted` requests have ended, the bell rings (`also_bell`), `timeout` seconds pass or a signal comes.
+    def prepare(self, wanted: int, *, also_bell: bool) -> None:
+        """Say what `wait` waits for: about `wanted` ends, or the bell.
 
-        While more are queued than fit, it returns early enough that the storage never runs dry.
+        While more are queued than fit, that is few enough that the storage never runs dry.
         """
         if also_bell:
             self._arm()
-        at_least = min(wanted, max(1, self._depth // 4) if self._queue else self.running)
-        if also_bell or self._special > self._armed:
-            at_least = 1
-        if self.running or also_bell:
-            self._ring.enter(max(1, at_least), timeout)
+        enough = max(1, self._depth // 4) if self._queue else self.running
+        self._at_least = 1 if also_bell or self._special > self._armed else max(1, min(wanted, enough))
+        self._pending = False
+
+    def wait(self, timeout: float | None) -> None:
+        """What `prepare` said, `timeout` seconds or a signal; other threads may use the lane meanwhile."""
+        self._ring.enter(self._at_least, timeout)
 
     def take(self) -> tuple[Array, Array]:
         """(slots, results) of requests that have ended: a count of bytes or minus an errno."""
@@ -108,14 +115,12 @@ class UringLane:
 
     def cancel(self, slots: Array) -> None:
         """Ask the kernel to give running requests up; they end all the same, by ECANCELED or as if nothing had been asked."""
-        import numpy as np
-
         for slot in slots.tolist()[: _SPARE - 1 - self._special]:
-            entry = np.zeros(1, uring.sqe_dtype())
+            entry = uring.blank(1)
             entry["opcode"], entry["fd"], entry["address"] = uring.OP_ASYNC_CANCEL, -1, slot
             entry["user_data"] = _CANCEL
             self._special += 1
-            self._ring.put(entry)
+            self._ring.put(uring.words(entry))
         self._ring.enter()
 
     def ring_bell(self) -> None:
@@ -131,30 +136,26 @@ class UringLane:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _arm(self) -> None:
-        import numpy as np
-
         self.make_bell()
         if not self._armed:
-            entry = np.zeros(1, uring.sqe_dtype())
+            entry = uring.blank(1)
             entry["opcode"], entry["fd"], entry["op_flags"] = uring.OP_POLL_ADD, self._bell, uring.POLLIN
             entry["user_data"] = _WAKE
             self._special += 1
             self._armed = True
-            self._ring.put(entry)
+            self._ring.put(uring.words(entry))
 
     def entries(self, slots: Array, op: str, fd: int, address: int) -> None:
         """Make the ring entries of these slots (reads or writes of one file and buffer)."""
-        import numpy as np
-
         t = self._table
-        made = np.zeros(len(slots), uring.sqe_dtype())
+        made = uring.blank(len(slots))
         made["opcode"] = uring.OP_READ if op == "read" else uring.OP_WRITE
         made["fd"] = fd
         made["offset"] = t.file_offset[slots]
         made["address"] = t.buffer_offset[slots] + address
         made["nbytes"] = t.nbytes[slots]
         made["user_data"] = slots
-        t.entry[slots] = made
+        t.entry[slots] = uring.words(made)
         t.status[slots] = QUEUED
 
     def close(self) -> None:

@@ -44,6 +44,8 @@ _MAP_FAILED = ctypes.c_size_t(-1).value
 OP_POLL_ADD, OP_ASYNC_CANCEL, OP_READ, OP_WRITE = 6, 14, 22, 23
 POLLIN = 1
 MAX_DEPTH = 4096
+ENTRY_WORDS = 8
+"""64-bit words of an entry of the submission ring."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _LONG, _SIZE = ctypes.c_long, ctypes.c_size_t
@@ -98,6 +100,18 @@ def sqe_dtype() -> np.dtype[Any]:
     return np.dtype(fields)
 
 
+def blank(count: int) -> Array:
+    """`count` entries of zeros, with the fields of `sqe_dtype`."""
+    import numpy as np
+
+    return np.zeros(count, sqe_dtype())
+
+
+def words(entries: Array) -> Array:
+    """Entries as rows of 64-bit words, which numpy copies many times faster than records."""
+    return entries.view("u8").reshape(len(entries), ENTRY_WORDS)
+
+
 def _cqe_dtype() -> np.dtype[Any]:
     import numpy as np
 
@@ -150,7 +164,7 @@ class Ring:
         self._sq_mask, self._cq_mask = entries - 1, completions - 1
         self._sq_head, self._sq_tail = _words(ring, sq[0], 1), _words(ring, sq[1], 1)
         self._cq_head, self._cq_tail = _words(ring, cq[0], 1), _words(ring, cq[1], 1)
-        self._sqes = _array(sqes, 64 * entries).view(sqe_dtype())
+        self._sqes = _array(sqes, 64 * entries).view("u8").reshape(entries, ENTRY_WORDS)
         self._cqes = _array(ring + cq[5], 16 * completions).view(_cqe_dtype())
         _words(ring, sq[6], entries)[:] = np.arange(entries, dtype=np.uint32)
 
@@ -178,7 +192,7 @@ class Ring:
         return self.depth - self.in_flight
 
     def put(self, entries: Array) -> None:
-        """Put entries (`sqe_dtype`) into the submission ring, at most `room` of them. `enter` hands them over."""
+        """Put entries (`words`) into the submission ring, at most `room` of them. `enter` hands them over."""
         tail, n = int(self._sq_tail[0]), len(entries)
         at = tail & self._sq_mask
         first = min(n, self.depth - at)

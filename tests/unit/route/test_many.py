@@ -1,0 +1,107 @@
+"""The judge's answer to many requests at once is the judge's answer to each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nobounce.config import Settings
+from nobounce.errors import ArgumentError, ConfigError, RouteError
+from nobounce.route import many
+from nobounce.route.judge import judge
+from nobounce.route.types import CachedRange
+from situations import request
+
+TOP = (1 << 63) - 1
+SIZE = 1 << 20
+offsets = st.one_of(
+    st.integers(0, 40).map(lambda n: n * 512),
+    st.integers(0, 9).map(lambda n: n * 4096),
+    st.integers(-3, 30_000),
+    st.sampled_from([TOP, TOP - 4096, TOP - 511, SIZE, SIZE - 1, SIZE + 1, -1, -TOP - 1]),
+)
+situations = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from(["read", "write"]),
+        "require": st.sampled_from(["auto", "auto", "fastpath", "fallback"]),
+        "cache": st.sampled_from(["avoid", "use", "auto"]),
+        "settings": st.sampled_from(
+            [Settings(), Settings(), Settings(force_compat_mode=True), Settings(allow_compat_mode=False)]
+        ),
+        "earlier_failure": st.sampled_from([None, None, None, 19]),
+        "file": st.fixed_dictionaries(
+            {
+                "dio_mem_align": st.sampled_from([0, 4, 512, 4096, 16384, None]),
+                "dio_offset_align": st.sampled_from([0, 512, 4096, 16384, None]),
+                "direct_probe": st.sampled_from(["yes", "no", "unknown"]),
+                "kind": st.sampled_from(["regular", "regular", "regular", "block", "fifo"]),
+            }
+        ),
+        "memory": st.fixed_dictionaries(
+            {"address": st.sampled_from([1 << 21, (1 << 21) + 512, (1 << 21) + 4, 0x7FFF_FFFF_F001])},
+        ).map(lambda m: {**m, "nbytes": SIZE}),
+    }
+)
+
+
+def kind_by_judge(one: Any) -> tuple[int, str]:
+    """What `judge_many` should say of the request, and the reason's code of a whole fallback."""
+    try:
+        route = judge(one)
+    except ArgumentError:
+        return many.INVALID, ""
+    except RouteError:
+        return many.REFUSED, ""
+    if not route.segments:
+        return many.EMPTY, ""
+    if len(route.segments) > 1 or route.segments[0].reason.code == "cached":
+        return many.SPLIT, ""
+    only = route.segments[0]
+    return (many.DIRECT, "") if only.backend == "fastpath" else (many.WHOLE, only.reason.code)
+
+
+@given(situation=situations, places=st.lists(st.tuples(offsets, offsets, offsets), min_size=1, max_size=30))
+def test_vectorised_routing_equals_the_judge(
+    situation: dict[str, Any], places: list[tuple[int, int, int]]
+) -> None:
+    template = request(**situation)
+    columns = [np.array(c, np.int64) for c in zip(*places, strict=True)]
+    answer = many.judge_many(template, *columns)
+    for (file_offset, nbytes, buffer_offset), kind, reason in zip(
+        places, answer.kinds, answer.reasons, strict=True
+    ):
+        wanted, code = kind_by_judge(many.place(template, file_offset, nbytes, buffer_offset))
+        assert kind == wanted
+        assert (answer.reason_list[reason].code if kind == many.WHOLE else "") == code
+        if kind != many.WHOLE:
+            assert reason == -1
+    if answer.hopeless:
+        assert set(answer.kinds) <= {many.EMPTY, many.INVALID, many.REFUSED}
+
+
+def test_a_request_of_which_something_is_cached_is_judged_alone() -> None:
+    at = np.array([0, 4096, 8192], np.int64)
+    nbytes = np.full(3, 4096, np.int64)
+    template = request(cache="auto", memory={"nbytes": SIZE})
+    answer = many.judge_many(template, at, nbytes, at, cached=np.array([False, True, False]))
+    assert answer.kinds.tolist() == [many.DIRECT, many.SPLIT, many.DIRECT]
+    alone = many.place(template, 4096, 4096, 4096, (CachedRange(4096, 4096, True),))
+    assert kind_by_judge(alone)[0] == many.SPLIT
+
+
+def test_contradicting_variables_refuse_them_all() -> None:
+    one = np.zeros(1, np.int64)
+    bad = request(settings=Settings(allow_compat_mode=False, force_compat_mode=True))
+    with pytest.raises(ConfigError, match="HIPFILE_ALLOW_COMPAT_MODE"):
+        many.judge_many(bad, one, one, one)
+
+
+def test_the_error_of_one_request_is_the_judges() -> None:
+    bad = replace(request(), file_offset=-1)
+    assert "file_offset is -1" in str(many.error_of(bad))
+    assert many.error_of(request()) is None
