@@ -26,7 +26,14 @@ class Lock(Protocol):
 
 
 class Condition(Lock, Protocol):
-    """A condition variable with its own lock; `wait` may return early, so always loop (or use `wait_for`)."""
+    """A condition variable with its own lock; `wait` may return early, so always loop (or use `wait_for`).
+
+    `with condition.mutex:` is safe where a signal handler may raise; `with condition:` is not: Python can run the handler
+    after the lock is taken and before the block begins, and the lock is then never given back.
+    """
+
+    @property
+    def mutex(self) -> Lock: ...
 
     def wait(self, timeout: float | None = None) -> bool: ...
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
@@ -55,6 +62,10 @@ class Scheduler(ABC):
     @abstractmethod
     def spawn(self, target: Callable[[], None], *, name: str) -> Task:
         """Start a daemon thread."""
+
+    def interruptible(self) -> bool:
+        """Whether a signal handler may raise in the calling thread at any moment (Ctrl-C reaches the main thread)."""
+        return False
 
     @abstractmethod
     def lock(self) -> Lock:
@@ -86,7 +97,16 @@ class Threads(Scheduler):
         return threading.Lock()
 
     def condition(self) -> Condition:
-        return threading.Condition(threading.Lock())
+        return _Condition()
+
+    def interruptible(self) -> bool:
+        return threading.get_ident() == threading.main_thread().ident
+
+
+class _Condition(threading.Condition):
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        super().__init__(self.mutex)
 
 
 THREADS = Threads()

@@ -264,6 +264,10 @@ class _Condition(_Lock):
         self._waiters: list[BatonTask] = []
         self._wait_point, self._notify_point = f"wait {name}", f"notify {name}"
 
+    @property
+    def mutex(self) -> Lock:
+        return self
+
     def wait(self, timeout: float | None = None) -> bool:
         baton = self._baton
         task = self._me_as_holder("waits on")

@@ -31,7 +31,7 @@ class Ring:
 
         Raises OutOfMemoryError when not even one slot can be pinned.
         """
-        with self._changed:
+        with self._changed.mutex:
             while True:
                 if self._free:
                     return self._free.pop()
@@ -45,14 +45,14 @@ class Ring:
 
     def prepare(self, slots: int, streams: int) -> None:
         """Make this many slots and copy streams now, so that nothing is allocated while a stream is held at a gate."""
-        with self._changed:
+        with self._changed.mutex:
             missing = max(0, min(slots, self.most) - self._made)
             self._made += missing
             wanted = max(0, streams - self._streams_made)
             self._streams_made += wanted
         made = [self._make() for _ in range(missing)]
         new = [self.runtime.stream_create(self.device, nonblocking=True) for _ in range(wanted)]
-        with self._changed:
+        with self._changed.mutex:
             self._free += [slot for slot in made if slot is not None]
             self._made -= made.count(None)
             self._streams += new
@@ -70,7 +70,7 @@ class Ring:
         return address, self.runtime.event_create(self.device, timing=False)
 
     def _after_failure(self, wait: bool) -> tuple[int, int] | None:
-        with self._changed:
+        with self._changed.mutex:
             self._made -= 1
             self.most = max(self._made, 1)
             if self._made == 0:
@@ -80,20 +80,20 @@ class Ring:
         return self.acquire(wait=wait)
 
     def release(self, slot: tuple[int, int]) -> None:
-        with self._changed:
+        with self._changed.mutex:
             self._free.append(slot)
             self._changed.notify()
 
     def copy_stream(self) -> int:
         """A private non-blocking stream, to be given back with `return_stream`."""
-        with self._changed:
+        with self._changed.mutex:
             if self._streams:
                 return self._streams.pop()
             self._streams_made += 1
         return self.runtime.stream_create(self.device, nonblocking=True)
 
     def return_stream(self, stream: int) -> None:
-        with self._changed:
+        with self._changed.mutex:
             self._streams.append(stream)
 
     @property

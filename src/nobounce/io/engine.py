@@ -7,7 +7,6 @@ idle: many streams held at their gates cost nothing, and N transfers under way a
 from __future__ import annotations
 
 import os
-import weakref
 from collections import deque
 from typing import Protocol
 
@@ -50,13 +49,32 @@ class Engine:
         self._stopped = False
 
     def run(self, job: Job) -> None:
-        """Carry the job out and return when it is done; the caller's thread works too."""
+        """Carry the job out and return when it is done.
+
+        The caller's thread works too, unless others are at work as well and a signal may interrupt this one at any
+        moment: then it only waits, and an interrupt stops the job without leaving a chunk unaccounted for.
+        """
         job.begin()
-        self.assist(job)
-        try:
+        if job.tickets <= 1:
             job.work()
-        finally:
+        elif self.scheduler.interruptible():
+            self._wait_for(job)
+        else:
+            self.assist(job)
+            job.work()
             job.wait()
+
+    def _wait_for(self, job: Job) -> None:
+        interrupt: BaseException | None = None
+        self.submit(job)
+        while not job.done:
+            try:
+                job.wait()
+            except BaseException as e:
+                interrupt = interrupt or e
+                job.stop()
+        if interrupt is not None:
+            raise interrupt
 
     def submit(self, work: Work) -> None:
         """Have the pool carry the work out."""
@@ -68,7 +86,7 @@ class Engine:
 
     def close(self) -> None:
         """Let idle threads end; jobs under way finish. A closed engine takes no more work."""
-        with self._changed:
+        with self._changed.mutex:
             self._stopped = True
             self._changed.notify_all()
 
@@ -76,7 +94,7 @@ class Engine:
         if tickets <= 0:
             return
         spawn = 0
-        with self._changed:
+        with self._changed.mutex:
             self._tickets.extend([job] * tickets)
             spawn = max(0, min(len(self._tickets) - self._idle, self._most - self._threads))
             self._threads += spawn
@@ -86,7 +104,7 @@ class Engine:
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
+            with self._changed.mutex:
                 self._idle += 1
                 while not self._tickets and not self._stopped:
                     self._changed.wait()
@@ -100,18 +118,16 @@ class Engine:
 
 
 _engine: Engine | None = None
-_private: weakref.WeakKeyDictionary[Runtime, Engine] = weakref.WeakKeyDictionary()
-"""Engines of runtimes that bring a scheduler of their own (the seeded stepper)."""
 
 
 def engine_for(runtime: Runtime) -> Engine:
     """The process's engine, or the runtime's own where it does not live in real time."""
     global _engine
     if runtime.scheduler is not THREADS:
-        found = _private.get(runtime)
-        if found is None:
-            found = _private[runtime] = Engine(runtime.scheduler)
-        return found
+        own = runtime.engine
+        if not isinstance(own, Engine):
+            own = runtime.engine = Engine(runtime.scheduler)
+        return own
     if _engine is None:
         _engine = Engine()
     return _engine
@@ -120,7 +136,6 @@ def engine_for(runtime: Runtime) -> Engine:
 def _forget() -> None:
     global _engine
     _engine = None
-    _private.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -101,7 +101,7 @@ class Job:
 
     def work(self) -> None:
         """Move chunks until none is left; any number of threads may be in here."""
-        with self._changed:
+        with self._changed.mutex:
             if self._closed:
                 return
             self._active += 1
@@ -115,7 +115,7 @@ class Job:
             raise
         finally:
             worker.close()
-            with self._changed:
+            with self._changed.mutex:
                 self._active -= 1
                 last = self._active == 0 and not self._claimable()
                 if last:
@@ -125,8 +125,12 @@ class Job:
 
     def wait(self) -> None:
         """Block until the job is done."""
-        with self._changed:
+        with self._changed.mutex:
             self._changed.wait_for(lambda: self.done)
+
+    def stop(self) -> None:
+        """Have no further chunk begun; what is under way ends."""
+        self._fail(self._file_offset, InternalError("the transfer was interrupted"))
 
     def _claimable(self) -> bool:
         return (
@@ -136,7 +140,7 @@ class Job:
         )
 
     def _claim(self) -> Chunk | None:
-        with self._changed:
+        with self._changed.mutex:
             if not self._claimable():
                 return None
             chunk = self._chunks[self._next]
@@ -145,18 +149,18 @@ class Job:
 
     def _moved(self, pieces: list[Piece]) -> None:
         if pieces:
-            with self._changed:
+            with self._changed.mutex:
                 self._pieces += pieces
             if self._progress is not None:
                 for piece in pieces:
                     self._progress(piece.backend, piece.nbytes)
 
     def _ended_at(self, position: int) -> None:
-        with self._changed:
+        with self._changed.mutex:
             self._end = position if self._end is None else min(self._end, position)
 
     def _fail(self, position: int, error: BaseException) -> None:
-        with self._changed:
+        with self._changed.mutex:
             if self._failure is None or position < self._failure[0]:
                 self._failure = position, error
 
@@ -186,7 +190,7 @@ class Job:
         except BaseException as e:
             self.error = e
         self._keep = None
-        with self._changed:
+        with self._changed.mutex:
             self.done = True
             self._changed.notify_all()
         if self._on_done is not None:
@@ -313,7 +317,7 @@ class _Worker:
             error.__cause__ = failure.__cause__
             job._fail(chunk.file_offset + done, error)
             return
-        with job._changed:
+        with job._changed.mutex:
             job._note_cold()
             job._direct_errno = failure.errno
             job._retries.append(Retry(chunk.file_offset + done, chunk.nbytes - done, failure.errno))
@@ -361,7 +365,7 @@ class _Worker:
                 job._fail(job._file_offset, error)
         if self._meter is not None:
             self._meter.off()
-            with job._changed:
+            with job._changed.mutex:
                 job._metered += self._meter.nbytes
                 job._meter_usable = job._meter_usable and self._meter.usable
 

@@ -58,7 +58,7 @@ class Transfer:
 
     def cancel(self) -> bool:
         """Cancel if it has not started; returns whether that worked. The stream goes on behind it."""
-        with self._changed:
+        with self._changed.mutex:
             if self._state != _QUEUED:
                 return self._cancelled
             self._cancelled = True
@@ -81,7 +81,7 @@ class Transfer:
 
     def add_done_callback(self, fn: Callable[[Transfer], object]) -> None:
         """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
-        with self._changed:
+        with self._changed.mutex:
             if self._state != _DONE:
                 self._callbacks.append(fn)
                 return
@@ -121,7 +121,7 @@ class Transfer:
 
     def work(self) -> None:
         """On an I/O thread: start for real."""
-        with self._changed:
+        with self._changed.mutex:
             if self._state != _QUEUED or self._cancelled:
                 return
             self._state = _RUNNING
@@ -142,7 +142,7 @@ class Transfer:
             if self._on_end is not None:
                 self._on_end(receipt, error)
         finally:
-            with self._changed:
+            with self._changed.mutex:
                 self._receipt, self._error = receipt, error
                 self._state = _DONE
                 self._make_job = _spent
@@ -161,14 +161,14 @@ class Transfer:
 
     def _hold(self, gate: Gate) -> None:
         """Keep the gate for the end; open it now if the end has been."""
-        with self._changed:
+        with self._changed.mutex:
             if self._state != _DONE:
                 self._gate = gate
                 return
         gate.open()
 
     def _wait(self, timeout: float | None) -> None:
-        with self._changed:
+        with self._changed.mutex:
             if not self._changed.wait_for(self.done, timeout):
                 raise TransferTimeoutError(f"the transfer has not ended within {timeout} s; it goes on")
 

@@ -142,6 +142,8 @@ class Runtime(ABC):
     name: str
     capabilities: Capabilities
     scheduler: Scheduler = THREADS
+    engine: object = None
+    """The I/O engine of a runtime that does not live in real time; kept here so that it ends with its runtime."""
 
     # devices
 
