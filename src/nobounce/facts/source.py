@@ -6,13 +6,14 @@ an error is kept as its errno. Questions about an open descriptor carry a label,
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import select
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nobounce.facts import cachestat
@@ -81,6 +82,27 @@ class Source(ABC):
         found = self._ask("statx", (label,), lambda: list(statx(fd)))
         fields: Any = (tuple(x) if isinstance(x, list) else x for x in found)
         return Statx(*fields)
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """A descriptor of a file for reading, without waiting for a pipe's other end; in a capture -1, which stands for it."""
+        fd = -1
+
+        def live() -> bool:
+            nonlocal fd
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            return True
+
+        self._ask("open", (path,), live)
+        try:
+            yield fd
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def mode(self, path: str) -> int:
+        """st_mode of what a path leads to."""
+        return int(self._ask("mode", (path,), lambda: os.stat(path).st_mode))
 
     def open_direct(self, fd: int, label: str) -> int:
         """Open the descriptor's file again with O_DIRECT and close it: 0, or the errno."""

@@ -1,0 +1,37 @@
+"""NUMA nodes: their CPUs, memory and distances, from /sys/devices/system/node."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nobounce.facts.source import Source
+from nobounce.facts.sysfs import names, text
+
+NODES = "/sys/devices/system/node"
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One node; `distances` are to every node in order, 10 being its own, and `nbytes` is its memory."""
+
+    number: int
+    cpus: str
+    nbytes: int | None
+    distances: tuple[int, ...]
+
+
+def numa_nodes(source: Source) -> list[NumaNode]:
+    """Every node, in order."""
+    found = []
+    for name in names(source, NODES):
+        match = re.fullmatch(r"node(\d+)", name)
+        if not match:
+            continue
+        where = f"{NODES}/{name}"
+        words = (text(source, f"{where}/distance") or "").split()
+        distances = tuple(int(w) for w in words if w.isdigit())
+        memory = re.search(r"MemTotal:\s+(\d+) kB", text(source, f"{where}/meminfo") or "")
+        nbytes = int(memory[1]) * 1024 if memory else None
+        found.append(NumaNode(int(match[1]), text(source, f"{where}/cpulist") or "", nbytes, distances))
+    return sorted(found, key=lambda n: n.number)
