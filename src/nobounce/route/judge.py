@@ -149,11 +149,12 @@ def _edge_reason(request: Request) -> Reason:
 def _by_residency(request: Request, first: int, last: int) -> Iterator[RouteSegment]:
     position = first
     if request.cache == "auto" and request.op == "read":
-        _, offset = alignments(request)
+        # `first` suits file and memory, so every place a multiple of both alignments behind it does too.
+        step = max(alignments(request))
         for piece in request.cached:
-            begin = max(position, -(-piece.file_offset // offset) * offset)
+            begin = max(position, first - (first - piece.file_offset) // step * step)
             finish = piece.file_offset + piece.nbytes
-            finish = last if finish >= last else finish // offset * offset
+            finish = last if finish >= last else first + (finish - first) // step * step
             if not piece.resident or finish <= begin:
                 continue
             if position < begin:

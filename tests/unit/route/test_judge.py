@@ -195,6 +195,17 @@ def test_cached_ranges_come_from_the_page_cache_and_the_rest_goes_direct() -> No
     ]
 
 
+def test_what_follows_a_cached_range_suits_the_memory_too() -> None:
+    r = request(
+        file={"dio_mem_align": 2, "dio_offset_align": 1},
+        file_offset=0,
+        nbytes=8,
+        cache="auto",
+        cached=(CachedRange(0, 3, True),),
+    )
+    assert ways(judge(r)) == [("fallback", 0, 2, "cached"), ("fastpath", 2, 6, "direct")]
+
+
 @pytest.mark.parametrize("resident", [None, False])
 def test_unknown_residency_means_cold(resident: bool | None) -> None:
     held = (CachedRange(1 << 20, 1 << 20, resident),)
