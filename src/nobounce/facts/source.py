@@ -12,6 +12,7 @@ import json
 import os
 import select
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -150,6 +151,11 @@ class _MountTable:
         self._lock = threading.Lock()
         self._owner = self._fd = -1
         self._text = b""
+        _tables.add(self)
+
+    def after_fork_in_child(self) -> None:
+        """Another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
     def read(self) -> bytes:
         with self._lock:
@@ -171,6 +177,17 @@ class _MountTable:
             pieces.append(piece)
             position += len(piece)
         return b"".join(pieces)
+
+
+_tables: weakref.WeakSet[_MountTable] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for table in list(_tables):
+        table.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class RecordingSource(Source):
