@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS, Lock
+from nobounce.io import hooks
 from nobounce.io.batch_group import Group
 from nobounce.io.batch_lanes import Lanes
 from nobounce.io.batch_receipt import Tally
@@ -26,6 +27,7 @@ from nobounce.io.batch_table import (
     INVALID,
     QUEUED,
     RUNNING,
+    STATUS_NAMES,
     TIMEOUT,
     BatchResult,
     Table,
@@ -128,6 +130,7 @@ class Driver:
         count = 0
         for (_, slots, timeout), group in zip(added, groups, strict=True):
             count += len(slots)
+            group.submitted_at = now
             self.under_way += len(slots)
             self.table.status[slots] = QUEUED
             if timeout != math.inf:
@@ -277,9 +280,18 @@ class Driver:
                 self._bury(late)
         if len(fresh):
             self.results.add(fresh, status)
+            if hooks.observers:
+                self._tell(group, fresh, status)
         group.left -= n
         if group.left == 0:
             self._close_group(group)
+
+    def _tell(self, group: Group, slots: Array, status: int) -> None:
+        t = self.table
+        ends = hooks.BatchEnds(t.nbytes[slots], t.done[slots], t.way[slots], t.reason[slots])
+        seconds = self._scheduler.now() - group.submitted_at
+        for observer in hooks.observers:
+            observer.batch_ended(group, ends, STATUS_NAMES[status], seconds)
 
     def _bury(self, late: list[int]) -> None:
         """Zombies that have ended at last: their slots are free, if their results have been taken."""
