@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from nobounce.cli import config, cp, explain, inspect, load, roundtrip
+from nobounce.cli import check, config, cp, explain, inspect, load, roundtrip
 
 app = typer.Typer(
     name="nobounce",
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command("load")(load.command)
 app.command("explain")(explain.command)
 app.command("inspect")(inspect.command)
+app.command("check")(check.command)
 app.command("config")(config.command)
 app.command("cp")(cp.command)
 app.command("roundtrip")(roundtrip.command)

@@ -83,9 +83,9 @@ def _short(bdf: str) -> str:
 
 def nvidia_storage(source: Source, gpus: tuple[str, ...]) -> StorageFacts:
     """What the direct path to these GPUs could use."""
-    version = text(source, "/sys/module/nvidia_fs/version")
-    if version is None and (there(source, "/sys/module/nvidia_fs") or there(source, NVIDIA_FS)):
-        version = ""
+    version = None
+    if there(source, NVIDIA_FS) and there(source, "/sys/module/nvidia_fs"):
+        version = text(source, "/sys/module/nvidia_fs/version") or ""
     p2pdma = tuple(bdf for bdf in gpus if (number(source, f"{DEVICES}/{bdf}/p2pmem/size") or 0) > 0)
     raw = text(source, CUFILE_JSON)
     found, odd = parse_cufile(raw) if raw is not None else ({}, "")

@@ -208,7 +208,7 @@ class RecordingSource(Source):
 
     def to_json(self) -> str:
         """The capture as text."""
-        return json.dumps({"schema": SCHEMA, "answers": self.answers}, indent=1, sort_keys=True)
+        return _capture_text(self.answers)
 
 
 class CapturedSource(Source):
@@ -234,6 +234,10 @@ class CapturedSource(Source):
                 raise ValueError(f"the answer to {key} is malformed")
         return cls(data["answers"])
 
+    def to_json(self) -> str:
+        """The capture as text."""
+        return _capture_text(self._answers)
+
     def _ask(self, question: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
         answer = self._answers.get(_key(question, key), {"errno": errno.ENOENT})
         if "errno" in answer:
@@ -243,3 +247,7 @@ class CapturedSource(Source):
 
 def _key(question: str, key: tuple[Any, ...]) -> str:
     return json.dumps([question, *key])
+
+
+def _capture_text(answers: dict[str, dict[str, Any]]) -> str:
+    return json.dumps({"schema": SCHEMA, "answers": answers}, indent=1, sort_keys=True)
