@@ -231,8 +231,7 @@ CAPABILITIES["cuda-bindings"] = _package("cuda.bindings")
 CAPABILITIES["rocm-bindings"] = _package("rocm.bindings")
 
 
-@_capability("cuda")
-def _cuda() -> str:
+def _cuda_devices(at_least: int) -> str:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -241,4 +240,23 @@ def _cuda() -> str:
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status:
         return f"the driver answers {status}"
-    return "" if count.value else "no device"
+    return "" if count.value >= at_least else f"{count.value or 'no'} device"
+
+
+CAPABILITIES["cuda"] = lambda: _cuda_devices(1)
+CAPABILITIES["two-cuda-devices"] = lambda: _cuda_devices(2)
+
+
+@_capability("no-nvidia-fs")
+def _no_nvidia_fs() -> str:
+    return "nvidia-fs is loaded" if Path("/proc/driver/nvidia-fs").exists() else ""
+
+
+@_capability("versioned-hip-library")
+def _versioned_hip_library() -> str:
+    try:
+        ctypes.CDLL("libamdhip64.so")
+    except OSError:
+        found = sorted(Path("/usr/lib/x86_64-linux-gnu").glob("libamdhip64.so.*"))
+        return "" if found else "no libamdhip64.so.N (Debian: libamdhip64-5)"
+    return "libamdhip64.so is there"

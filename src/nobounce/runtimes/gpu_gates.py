@@ -7,7 +7,7 @@ waits until the other word has at least that value. A pair is used again when it
 
 One thread watches the written words, because nothing wakes the host when a stream writes one. Right after a gate is
 made, opened or reached it looks again and again, giving way each time; then it sleeps for a fiftieth of the time that
-nothing has happened, at most 2 ms. So a gate behind a kernel of five seconds costs less than a hundredth of a core, and
+nothing has happened, at most 5 ms. So a gate behind a kernel of five seconds costs about a hundredth of a core, and
 one behind nothing is seen within microseconds. While a gate is closed, freeing memory and loading code wait for it in
 every thread: words are taken in advance, and nothing here allocates for a single gate but Python objects.
 
@@ -31,7 +31,7 @@ from nobounce.runtimes.gpu_table import WAIT_GEQ, WRITE_DEFAULT
 
 SPIN = 100e-6
 """Seconds after the last event in which the watcher does not sleep."""
-SHORTEST, LONGEST = 40e-6, 2e-3
+SHORTEST, LONGEST = 40e-6, 5e-3
 """Seconds that the watcher sleeps."""
 SHARE = 50
 """It sleeps for this part of the time that nothing has happened, and this many times as long as one look takes."""
@@ -119,20 +119,18 @@ class Gates:
                 self._scheduler.spawn(self._watch, name=f"nobounce-{self._adapter.name}-gates")
         with lock:  # write and wait belong together: another gate's write between them would come too early
             gate = GpuGate(self, pair, stream, on_reached)
+            self._enter(gate)  # first, so that the watcher is awake by the time the stream has written
             try:
                 self._adapter.write_value(handle, ctypes.addressof(pair.reached), gate._ticket, WRITE_DEFAULT)
             except NobounceError:
-                with self._changed:
-                    self._free.append(pair)
+                self._drop(gate)
                 raise
             try:
                 self._adapter.wait_value(handle, ctypes.addressof(pair.go), gate._ticket, WAIT_GEQ)
             except NobounceError:
-                gate._opened = True  # the stream is not held; its write is still to be waited for
-                gate._on_reached = _nothing
-                self._enter(gate)
+                gate._on_reached = _nothing  # the stream is not held; its write is still to be waited for
+                self._open(gate)
                 raise
-            self._enter(gate)
         return gate
 
     def close_host(
@@ -182,9 +180,18 @@ class Gates:
     def _enter(self, gate: GpuGate) -> None:
         with self._changed:
             self._queues.setdefault(gate._stream, deque()).append(gate)
-            if not gate._opened:
-                self._shut.add(gate)
+            self._shut.add(gate)
             self._happened()
+
+    def _drop(self, gate: GpuGate) -> None:
+        """The stream never got it."""
+        with self._changed:
+            queue = self._queues[gate._stream]
+            queue.remove(gate)
+            if not queue:
+                del self._queues[gate._stream]
+            self._shut.discard(gate)
+            self._free.append(gate._pair)
 
     def _open(self, gate: GpuGate) -> None:
         with self._changed:
@@ -233,7 +240,9 @@ class Gates:
     def _pass(self, passed: list[GpuGate]) -> None:
         with self._changed:
             for gate in passed:
-                queue = self._queues[gate._stream]
+                queue = self._queues.get(gate._stream)
+                if not queue or queue[0] is not gate:
+                    continue  # dropped
                 queue.popleft()
                 if not queue:
                     del self._queues[gate._stream]
@@ -243,6 +252,8 @@ class Gates:
             if passed:
                 self._happened()
         for gate in passed:
+            if not gate._passed:
+                continue
             try:
                 gate._on_reached()
             except Exception as e:  # the watcher serves everybody
