@@ -40,6 +40,8 @@ _NAMES = {
     "io.receipt": ("Receipt", "Retry", "Segment"),
     "io.streams": ("deregister_stream", "register_stream"),
     "io.transfer": ("Transfer",),
+    "observe.snapshot": ("Flow", "Stats", "stats"),
+    "observe.subscribe": ("Subscription", "subscribe"),
     "route.types": ("Reason", "Refusal", "Route", "Score"),
     "stream": (
         "Event",
@@ -102,6 +104,11 @@ if TYPE_CHECKING:
     from nobounce.io.streams import deregister_stream as deregister_stream
     from nobounce.io.streams import register_stream as register_stream
     from nobounce.io.transfer import Transfer as Transfer
+    from nobounce.observe.snapshot import Flow as Flow
+    from nobounce.observe.snapshot import Stats as Stats
+    from nobounce.observe.snapshot import stats as stats
+    from nobounce.observe.subscribe import Subscription as Subscription
+    from nobounce.observe.subscribe import subscribe as subscribe
     from nobounce.route.types import Reason as Reason
     from nobounce.route.types import Refusal as Refusal
     from nobounce.route.types import Route as Route

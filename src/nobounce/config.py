@@ -103,11 +103,41 @@ VARIABLES: tuple[Variable, ...] = (
         least=64 * 1024,
     ),
     Variable(
+        "NOBOUNCE_PAGE_CACHE_DMA",
+        "page_cache_dma",
+        "text",
+        "auto",
+        "threads that let a GPU read straight from the page cache; auto chooses by core count",
+        choices=("auto", "0", "1", "2", "4"),
+    ),
+    Variable(
         "NOBOUNCE_RETRY_ERRNOS",
         "retry_errnos",
         "text",
         "ENODEV,EREMOTEIO",
         "errors of the direct path after which fallback is tried, by name",
+    ),
+    Variable(
+        "NOBOUNCE_TRACE",
+        "trace",
+        "text",
+        "",
+        "file to write a Chrome/Perfetto trace to; the process id goes before its ending: out.json is out.123.json",
+    ),
+    Variable(
+        "NOBOUNCE_TRACE_EVENTS",
+        "trace_events",
+        "int",
+        1_000_000,
+        "events that the trace of one process may hold; later ones are counted and dropped",
+        least=1000,
+    ),
+    Variable(
+        "NOBOUNCE_STATS_COLLECTOR",
+        "stats_collector",
+        "text",
+        "",
+        "set by `nobounce stats`: the abstract socket that each process hands its counters to",
     ),
 )
 
@@ -126,7 +156,11 @@ class Settings:
     sim_devices: int = 2
     io_threads: int = 0
     chunk_nbytes: int = 4 * MIB
+    page_cache_dma: str = "auto"
     retry_errnos: str = "ENODEV,EREMOTEIO"
+    trace: str = ""
+    trace_events: int = 1_000_000
+    stats_collector: str = ""
     origin: tuple[tuple[str, str], ...] = ()
 
     @classmethod

@@ -17,6 +17,7 @@ from nobounce.hipfile.driver import STATE
 from nobounce.hipfile.params import Place, store
 from nobounce.hipfile.status import SUCCESS, Error, Refused, as_error
 from nobounce.hipfile.types import Descr, FileHandleType
+from nobounce.io import hooks
 from nobounce.io.file import File
 
 RETURNED = Place()
@@ -93,11 +94,13 @@ def handle_deregister(handle: int | None) -> None:
     with STATE.lock:
         file = STATE.files.get(handle) if handle is not None else None
         if file is None or handle is None or file._in_flight:
+            hooks.registered("handle_deregister", False)
             return
         del STATE.files[handle]
         for fd in [fd for fd, h in STATE.handles.items() if h == handle]:
             del STATE.handles[fd]
     file.close()
+    hooks.registered("handle_deregister", True)
 
 
 def take_file(handle: Any) -> File:

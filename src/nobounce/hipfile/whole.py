@@ -15,6 +15,7 @@ from nobounce.hipfile.driver import STATE, published_profile
 from nobounce.hipfile.status import OffsetError, Rejected
 from nobounce.hipfile.store import KIB
 from nobounce.hipfile.types import MAX_RW_COUNT, SizeTParameter
+from nobounce.io import hooks
 from nobounce.io.engine import engine_for
 from nobounce.io.prepare import make_job, make_request, memory_of
 from nobounce.route.judge import best
@@ -174,7 +175,11 @@ def carry_out(
     view.wait()
     where = size, file_offset, buffer_offset
     request = make_request(file, op, memory_of(view), view.device, where, "auto", "avoid")
-    request, found = Decider(in_force)(request)
+    try:
+        request, found = Decider(in_force)(request)
+    except RouteError as e:
+        hooks.unrouted(op, view.device.name, size, None, e)
+        raise
     pool = engine_for(view.device._runtime)
     durable = op == "write" and any(s.backend == "fallback" for s in found.segments)
     job = make_job(file, request, found, view, pool, fsync=durable, one_call=True)

@@ -34,9 +34,9 @@ from nobounce.io.batch_table import (
 )
 from nobounce.io.batch_threads import Outcome
 from nobounce.io.engine import Engine
-from nobounce.io.job import RETRIED
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk
+from nobounce.io.worker import RETRIED
 from nobounce.route import many
 from nobounce.route.judge import DIRECT
 
@@ -174,6 +174,8 @@ class Driver:
         """Take what has ended, start what has room."""
         found = self._lanes.take_ring()
         if found is not None and len(found[0]):
+            self._lanes.refill()
+            self._lanes.flush()  # the storage goes on while the ends are looked at
             self._completions(*found)
         for out in self._lanes.take_threads():
             self._outcome(out)

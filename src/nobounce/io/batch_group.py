@@ -73,6 +73,7 @@ class Group:
             self.resident_before: int | None = None
             self.grew = False
             self.left = 0
+            self.submitted_at = self.scheduler.now()
         except BaseException:
             self.release()
             raise

@@ -6,7 +6,9 @@ direct ones (judge.py). A batch's writes therefore run in phases of one kind; re
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS, Lock
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Parts = list[tuple[Group, Array]]
+
+
+GATHER = 1024
+"""Ends of the ring that are looked at together at most, so that statistics and other threads do not wait for all."""
 
 
 class Lanes:
@@ -73,8 +79,7 @@ class Lanes:
             chosen = slots if ours.all() else slots[ours]
             lane = self._uring
             if len(chosen) and lane is not None:
-                lane.entries(chosen, group.op, group.target.direct_fd, group.target.address)
-                lane.put(chosen)
+                lane.put(chosen, group.op, group.target.direct_fd, group.target.address)
                 slots = slots[~ours]
         if len(slots):
             self._to_threads(group, slots)
@@ -130,7 +135,7 @@ class Lanes:
     def take_ring(self) -> tuple[Array, Array] | None:
         """(slots, results) that the ring has ended."""
         lane = self._uring
-        return lane.take() if lane is not None and lane.running else None
+        return lane.take() if lane is not None and (lane.running or lane.reaped) else None
 
     def take_threads(self) -> list[Outcome]:
         """What the threads have ended."""
@@ -156,16 +161,36 @@ class Lanes:
             uring.make_bell()
             if threads.ready:
                 return  # it ended before there was a bell to ring
-        if not busy and (uring is None or not uring.running):
-            raise InternalError(f"{need} requests of the batch are waited for and nobody works on them")
+        if uring is not None and uring.reaped:
+            return
         if uring is not None and uring.running:
-            uring.prepare(need, also_bell=busy)
+            self._block_on_ring(uring, min(need, GATHER), timeout, busy)
+        elif threads is not None and busy:
+            with self._unlocked():
+                threads.wait(timeout)
+        else:
+            raise InternalError(f"{need} requests of the batch are waited for and nobody works on them")
+
+    def _block_on_ring(self, uring: UringLane, need: int, timeout: float | None, busy: bool) -> None:
+        """Wait, and refill the ring between two waits: until storage is at work again nothing else is done."""
+        gathered = 0
+        while True:
+            uring.prepare(need - gathered, also_bell=busy)
+            with self._unlocked():
+                uring.wait(timeout)
+            if self.closed:
+                return
+            gathered += uring.reap()
+            busy = busy or (self._threads is not None and self._threads.busy > 0)
+            if gathered >= need or timeout is not None or busy or uring.troubled or not uring.queued:
+                return
+            uring.fill()
+
+    @contextlib.contextmanager
+    def _unlocked(self) -> Iterator[None]:
         self._lock.release()
         try:
-            if uring is not None and uring.running:
-                uring.wait(timeout)
-            elif threads is not None:
-                threads.wait(timeout)
+            yield
         finally:
             self._lock.acquire()
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from nobounce.io.uring import ENTRY_WORDS
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -127,7 +125,6 @@ class Table:
     reason: Array
     left: Array
     """Its result has been taken although it still runs (a timeout): the slot is free when it ends."""
-    entry: Array
 
     def __init__(self, capacity: int) -> None:
         import numpy as np
@@ -136,7 +133,6 @@ class Table:
         self._room = 0
         for name, kind in self.COLUMNS:
             setattr(self, name, np.zeros(0, kind))
-        self.entry = np.zeros((0, ENTRY_WORDS), np.uint64)
         self._free: Array = np.zeros(0, np.int64)
 
     @property
@@ -169,9 +165,9 @@ class Table:
 
         room = min(self.capacity, max(self._room * 2, self._room + by, 64))
         more = room - self._room
-        for name in (*(n for n, _ in self.COLUMNS), "entry"):
+        for name in (n for n, _ in self.COLUMNS):
             old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros((more, *old.shape[1:]), old.dtype)]))
+            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
         fresh = np.arange(room - 1, self._room - 1, -1, dtype=np.int64)
         self._free = np.concatenate([fresh, self._free])
         self._room = room

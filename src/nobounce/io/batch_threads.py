@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from nobounce.errors import DeviceError
 from nobounce.io import fallback, fastpath
 from nobounce.io.evidence import Meter
-from nobounce.io.job import RETRIED
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk, Piece
+from nobounce.io.worker import RETRIED
 from nobounce.route.types import Reason
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _move(item: Item, meter: Meter) -> Outcome:
     """One request, chunk by chunk in their order; stops at the end of the file and at the first failure."""
     out = Outcome(item.slot, item.group, item.done)
     target = item.group.target
-    mover: fallback.Straight | fallback.Relay | None = None
+    mover: fallback.Mover | None = None
     watch = item.group.watch
     try:
         for chunk in item.chunks():
@@ -231,7 +231,7 @@ def _move(item: Item, meter: Meter) -> Outcome:
                     continue
                 chunk = rest
             meter.off()
-            mover = mover or fallback.mover(target)
+            mover = mover if mover is not None else fallback.mover(target)
             try:
                 pieces, end = mover.move(chunk)
                 pieces += mover.flush()
@@ -287,7 +287,7 @@ def _record(out: Outcome, pieces: list[Piece]) -> int:
     return moved
 
 
-def _flush(mover: fallback.Straight | fallback.Relay) -> None:
+def _flush(mover: fallback.Mover) -> None:
     try:
         mover.flush()
     except DeviceError:

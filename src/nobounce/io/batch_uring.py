@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from nobounce.io import uring
-from nobounce.io.batch_table import QUEUED, RUNNING, Table
+from nobounce.io.batch_table import RUNNING, Table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +34,11 @@ class UringLane:
         self._ring = uring.Ring(depth + _SPARE)
         self._depth = min(depth, self._ring.depth - _SPARE) if self._ring.depth > _SPARE else 1
         self._table = table
-        self._queue: deque[Array] = deque()
+        self._queue: deque[tuple[Array, Array]] = deque()  # slots, and their entries for the ring
         self._special = 0
+        self._reaped: list[tuple[Array, Array]] = []
+        self.troubled = False
+        """Whether an error lies ready: others of its file should perhaps not be started."""
         self._at_least = 1
         self._pending = False
         self.running = 0
@@ -47,33 +50,42 @@ class UringLane:
     def queued(self) -> bool:
         return bool(self._queue)
 
-    def put(self, slots: Array) -> None:
-        """Queue requests whose table entries are made."""
-        if len(slots):
-            self._queue.append(slots)
+    def put(self, slots: Array, op: str, fd: int, address: int) -> None:
+        """Queue reads or writes between one file and one buffer at `address`."""
+        t = self._table
+        made = uring.blank(len(slots))
+        made["opcode"] = uring.OP_READ if op == "read" else uring.OP_WRITE
+        made["fd"] = fd
+        made["offset"] = t.file_offset[slots]
+        made["address"] = t.buffer_offset[slots] + address
+        made["nbytes"] = t.nbytes[slots]
+        made["user_data"] = slots
+        self._queue.append((slots, uring.words(made)))
 
     def withdraw(self, wanted: Array) -> Array:
         """Take slots of `wanted` that are not in the ring yet out of the queue; returns them."""
         import numpy as np
 
-        if not self._queue:
-            return np.zeros(0, np.int64)
-        waiting = np.concatenate(list(self._queue))
-        gone = np.isin(waiting, wanted)
-        self._queue.clear()
-        self.put(waiting[~gone])
-        return waiting[gone]
+        gone: list[Array] = [np.zeros(0, np.int64)]
+        kept: deque[tuple[Array, Array]] = deque()
+        for slots, entries in self._queue:
+            out = np.isin(slots, wanted)
+            gone.append(slots[out])
+            if not out.all():
+                kept.append((slots[~out], entries[~out]))
+        self._queue = kept
+        return np.concatenate(gone)
 
     def fill(self) -> None:
         """Put as many queued requests into the ring as the depth allows; the next system call hands them over."""
         while self._queue and (room := self._depth - self.running) > 0:
-            slots = self._queue.popleft()
+            slots, entries = self._queue.popleft()
             if len(slots) > room:
-                self._queue.appendleft(slots[room:])
-                slots = slots[:room]
+                self._queue.appendleft((slots[room:], entries[room:]))
+                slots, entries = slots[:room], entries[:room]
             self._table.status[slots] = RUNNING
             self.running += len(slots)
-            self._ring.put(self._table.entry[slots])
+            self._ring.put(entries)
             self._pending = True
 
     def flush(self) -> None:
@@ -97,11 +109,10 @@ class UringLane:
         """What `prepare` said, `timeout` seconds or a signal; other threads may use the lane meanwhile."""
         self._ring.enter(self._at_least, timeout)
 
-    def take(self) -> tuple[Array, Array]:
-        """(slots, results) of requests that have ended: a count of bytes or minus an errno."""
+    def reap(self) -> int:
+        """Take ends out of the ring and keep them for `take`; returns how many that were."""
         found = self._ring.take()
-        keys = found["user_data"].astype("i8")
-        results = found["result"]
+        keys, results = found["user_data"].view("i8"), found["result"]
         if self._special:
             ours = keys < _CANCEL
             self._special -= int((~ours).sum())
@@ -110,8 +121,30 @@ class UringLane:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
             keys, results = keys[ours], results[ours]
-        self.running -= len(keys)
-        return keys, results
+        count = len(keys)
+        if count:
+            self.running -= count
+            self._reaped.append((keys, results))
+            self.troubled = self.troubled or int(results.min()) < 0
+        return count
+
+    @property
+    def reaped(self) -> bool:
+        """Whether `take` has something without looking into the ring."""
+        return bool(self._reaped)
+
+    def take(self) -> tuple[Array, Array]:
+        """(slots, results) of requests that have ended: a count of bytes or minus an errno."""
+        import numpy as np
+
+        self.reap()
+        reaped, self._reaped = self._reaped, []
+        self.troubled = False
+        if len(reaped) == 1:
+            return reaped[0]
+        if not reaped:
+            return np.zeros(0, np.int64), np.zeros(0, np.int32)
+        return np.concatenate([k for k, _ in reaped]), np.concatenate([r for _, r in reaped])
 
     def cancel(self, slots: Array) -> None:
         """Ask the kernel to give running requests up; they end all the same, by ECANCELED or as if nothing had been asked."""
@@ -144,19 +177,6 @@ class UringLane:
             self._special += 1
             self._armed = True
             self._ring.put(uring.words(entry))
-
-    def entries(self, slots: Array, op: str, fd: int, address: int) -> None:
-        """Make the ring entries of these slots (reads or writes of one file and buffer)."""
-        t = self._table
-        made = uring.blank(len(slots))
-        made["opcode"] = uring.OP_READ if op == "read" else uring.OP_WRITE
-        made["fd"] = fd
-        made["offset"] = t.file_offset[slots]
-        made["address"] = t.buffer_offset[slots] + address
-        made["nbytes"] = t.nbytes[slots]
-        made["user_data"] = slots
-        t.entry[slots] = uring.words(made)
-        t.status[slots] = QUEUED
 
     def close(self) -> None:
         """Give the ring back; a poll for the bell may still be in it, which no memory depends on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nobounce.errors import OutOfMemoryError
+from nobounce.io import hooks
 from nobounce.runtimes.base import Runtime
 
 SLOT_NBYTES = 4 << 20
@@ -67,6 +68,7 @@ class Ring:
             address = self.runtime.alloc_pinned(self.slot_nbytes)
         except OutOfMemoryError:
             return None
+        hooks.pinned(self.runtime.name, self.slot_nbytes)
         return address, self.runtime.event_create(self.device, timing=False)
 
     def _after_failure(self, wait: bool) -> tuple[int, int] | None:

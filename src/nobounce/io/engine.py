@@ -12,11 +12,26 @@ from typing import Protocol
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.config import settings
+from nobounce.io import hooks
 from nobounce.io.bounce import Rings
 from nobounce.io.job import Job
 from nobounce.runtimes.base import Runtime
 
 MAX_THREADS = 32
+
+
+def relay_shares(request_dma: str, can_dma: bool) -> tuple[int, int]:
+    """(ring workers, page-cache DMA workers) of one relayed transfer.
+
+    DMA from the page cache costs a sixth of the CPU of a relay, so with few cores it does everything; with many, ring
+    workers beside it fill the link. NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS override.
+    """
+    cores = len(os.sched_getaffinity(0))
+    dma = (1 if can_dma else 0) if request_dma == "auto" else int(request_dma)
+    ring = default_width()
+    if dma and not settings().io_threads:
+        ring = 0 if cores <= 2 else 2 if cores <= 4 else 4
+    return ring, dma
 
 
 def default_width() -> int:
@@ -127,8 +142,10 @@ def engine_for(runtime: Runtime) -> Engine:
         own = runtime.engine
         if not isinstance(own, Engine):
             own = runtime.engine = Engine(runtime.scheduler)
+            hooks.start()
         return own
     if _engine is None:
+        hooks.start()
         _engine = Engine()
     return _engine
 

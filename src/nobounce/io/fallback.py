@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
+from typing import Protocol
 
+from nobounce.io import hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.target import Chunk, Piece, Target
 from nobounce.route.types import MAX_RW_COUNT
@@ -52,7 +54,7 @@ class Relay:
     def __init__(self, target: Target, ring: Ring) -> None:
         self._target, self._ring = target, ring
         self._stream: int | None = None
-        self._pending: deque[tuple[tuple[int, int], Piece]] = deque()
+        self._pending: deque[tuple[tuple[int, int], Piece, float]] = deque()
 
     def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         """Move the chunk; returns the pieces complete by now and where the file ended, if it did.
@@ -70,6 +72,7 @@ class Relay:
             n = min(ring.slot_nbytes, chunk.nbytes - done)
             moved, ended, error = _host_io(t, slot[0], chunk.file_offset + done, n)
             if moved:
+                began = t.runtime.scheduler.now() if hooks.watchers else 0.0
                 try:
                     t.runtime.copy_async(
                         t.address + chunk.buffer_offset + done, slot[0], moved, self._copies()
@@ -79,7 +82,7 @@ class Relay:
                     ring.release(slot)
                     raise
                 at = chunk.file_offset + done, chunk.buffer_offset + done
-                self._pending.append((slot, Piece("fallback", *at, moved, chunk.reason, True)))
+                self._pending.append((slot, Piece("fallback", *at, moved, chunk.reason, True), began))
             else:
                 ring.release(slot)
             done += moved
@@ -95,9 +98,12 @@ class Relay:
             slot = self._slot(pieces)
             try:
                 n = min(ring.slot_nbytes, chunk.nbytes - done)
+                began = t.runtime.scheduler.now() if hooks.watchers else 0.0
                 t.runtime.copy_async(slot[0], t.address + chunk.buffer_offset + done, n, self._copies())
                 t.runtime.event_record(slot[1], self._copies())
                 t.runtime.event_sync(slot[1])
+                if hooks.watchers:
+                    self._tell(n, began)
                 moved, _, error = _host_io(t, slot[0], chunk.file_offset + done, n)
             finally:
                 ring.release(slot)
@@ -122,12 +128,19 @@ class Relay:
                     return slot
             finished.append(self._settle())
 
+    def _tell(self, nbytes: int, began: float) -> None:
+        t = self._target
+        for watcher in hooks.watchers:
+            watcher.copied(t.device_name, self._stream or 0, t.op, nbytes, began, t.runtime.scheduler.now())
+
     def _settle(self) -> Piece:
-        slot, piece = self._pending.popleft()
+        slot, piece, began = self._pending.popleft()
         try:
             self._target.runtime.event_sync(slot[1])
         finally:
             self._ring.release(slot)
+        if hooks.watchers:
+            self._tell(piece.nbytes, began)
         return piece
 
     def flush(self) -> list[Piece]:
@@ -143,7 +156,15 @@ class Relay:
         return pieces
 
 
-def mover(target: Target) -> Straight | Relay:
+class Mover(Protocol):
+    """One worker's fallback."""
+
+    def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]: ...
+
+    def flush(self) -> list[Piece]: ...
+
+
+def mover(target: Target) -> Mover:
     """A worker's own fallback for this target."""
     return Straight(target) if target.ring is None else Relay(target, target.ring)
 

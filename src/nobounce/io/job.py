@@ -10,16 +10,17 @@ import os
 from collections.abc import Callable
 
 from nobounce.clock import Scheduler
-from nobounce.errors import DeviceError, InternalError, TransferError
+from nobounce.errors import InternalError, TransferError
 from nobounce.facts.pagecache import residency
-from nobounce.io import fallback, fastpath
-from nobounce.io.evidence import MIN_NBYTES, Meter
+from nobounce.io import hooks
+from nobounce.io.evidence import MIN_NBYTES
+from nobounce.io.pagecache_dma import GiveBack
 from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
 from nobounce.io.target import Chunk, Piece, Target
-from nobounce.route.types import CachedRange, Reason
+from nobounce.io.worker import CACHED_CODES, Worker
+from nobounce.route.types import CachedRange
 
-RETRIED = Reason("direct-failed", "the direct path failed and fallback repeated the bytes in their place")
 PAGE = 4096
 READ_AHEAD = 8 << 20
 """Bytes beyond a buffered read that the kernel's read-ahead may bring in."""
@@ -42,11 +43,15 @@ class Job:
         keep: object = None,
         on_direct_failure: Callable[[int], None] | None = None,
         progress: Callable[[str, int], None] | None = None,
+        stream: int | None = None,
+        operation: hooks.Operation | None = None,
+        hand_over: Callable[[GiveBack], None] | None = None,
     ) -> None:
-        self.target, self.width = target, width
+        self.target, self.width, self.stream, self.requested = target, width, stream, requested
         self._chunks, self._epilogue = chunks, epilogue
         self._file_offset, self._requested, self._fsync = file_offset, requested, fsync
         self._scheduler, self._keep = scheduler, keep
+        self._hand_over = hand_over or GiveBack.work
         self._on_direct_failure, self._progress = on_direct_failure, progress
         self._on_done: Callable[[Job], None] | None = None
         self._changed = scheduler.condition()
@@ -57,15 +62,23 @@ class Job:
         self._end: int | None = None
         self._direct_errno: int | None = None
         self._closed = self.done = False
+        self._dma_left = target.dma_workers if any(c.reason.code in CACHED_CODES for c in chunks) else 0
+        self.leftovers: list[GiveBack] = []
         self._metered, self._meter_usable = 0, True
-        self._direct_nbytes = sum(c.nbytes for c in chunks if c.backend == "fastpath")
-        self._watch = self._direct_nbytes >= MIN_NBYTES
+        self.direct_nbytes = sum(c.nbytes for c in chunks if c.backend == "fastpath")
+        self._watch = self.direct_nbytes >= MIN_NBYTES
         self._resident_before: int | None = None
         self._cold: list[CachedRange] | None = None
         self.queued_at = scheduler.now()
         self.started_at = self.ended_at = self.queued_at
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
+        if operation is None and hooks.watchers:
+            where = target.op, target.filename, target.device_name, file_offset, requested
+            operation = hooks.enter(*where, stream, self.queued_at)
+        elif operation is not None:
+            self.queued_at = operation.queued_at
+        self.operation = operation
 
     @property
     def tickets(self) -> int:
@@ -76,6 +89,8 @@ class Job:
         """Once, before any thread works: the transfer starts now. `on_done(job)` is called at its end."""
         self._on_done = on_done
         self.started_at = self._scheduler.now()
+        if self.operation is not None:
+            hooks.begin(self.operation, self.started_at)
         if self._watch:
             self._resident_before = self._resident()
         if any(c.backend == "fallback" for c in self._chunks):
@@ -105,9 +120,9 @@ class Job:
             if self._closed:
                 return
             self._active += 1
-        worker = _Worker(self)
+        worker = Worker(self)
         try:
-            while (chunk := self._claim()) is not None:
+            while (chunk := self._claim(worker.window)) is not None:
                 worker.move(chunk)
         except BaseException:
             # An exception from outside (KeyboardInterrupt in the caller's thread) ends the job, not the process's pool.
@@ -139,13 +154,30 @@ class Job:
             and (self._end is None or self._chunks[self._next].file_offset < self._end)
         )
 
-    def _claim(self) -> Chunk | None:
+    def _claim(self, window: int = 0) -> Chunk | None:
+        """The next chunk; with a `window`, as many neighbours as one window holds, joined."""
         with self._changed.mutex:
             if not self._claimable():
                 return None
             chunk = self._chunks[self._next]
             self._next += 1
+            while window and self._claimable() and chunk.backend == "fallback":
+                more = self._chunks[self._next]
+                if more.reason is not chunk.reason or more.file_offset != chunk.file_offset + chunk.nbytes:
+                    break
+                if chunk.nbytes + more.nbytes > window:
+                    break
+                chunk = chunk._replace(nbytes=chunk.nbytes + more.nbytes)
+                self._next += 1
             return chunk
+
+    def _take_dma(self) -> bool:
+        """Whether one more worker may read page-cached ranges straight from the page cache."""
+        with self._changed.mutex:
+            if self._dma_left <= 0:
+                return False
+            self._dma_left -= 1
+            return True
 
     def _moved(self, pieces: list[Piece]) -> None:
         if pieces:
@@ -169,7 +201,7 @@ class Job:
     def _finish(self) -> None:
         try:
             if self._failure is None and self._epilogue:
-                worker = _Worker(self)
+                worker = Worker(self)
                 try:
                     for chunk in self._epilogue:
                         worker.move(chunk)
@@ -190,9 +222,15 @@ class Job:
         except BaseException as e:
             self.error = e
         self._keep = None
+        for observer in hooks.observers:
+            observer.ended(self)
+        if self.operation is not None:
+            hooks.leave(self.operation, self.receipt, self.error, self.ended_at)
         with self._changed.mutex:
             self.done = True
             self._changed.notify_all()
+        for rest in self.leftovers:
+            self._hand_over(rest)
         if self._on_done is not None:
             self._on_done(self)
 
@@ -260,114 +298,6 @@ class Job:
 
     def _resident(self) -> int | None:
         return residency(self.target.buffered_fd, self._file_offset, self._requested).resident_bytes
-
-
-class _Worker:
-    """One thread's share of a job."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._meter = Meter(job.target.op) if job._watch else None
-        self._mover: fallback.Straight | fallback.Relay | None = None
-
-    def move(self, chunk: Chunk) -> None:
-        """Move one chunk by its backend; failures go to the job, never out."""
-        try:
-            if chunk.backend == "fastpath" and self._job._direct_errno is None:
-                self._direct(chunk)
-            elif chunk.backend == "fastpath":
-                self._fallback(chunk._replace(backend="fallback", reason=RETRIED))
-            else:
-                self._fallback(chunk)
-        except DeviceError as e:
-            job = self._job
-            error = job._error(errno.EIO, chunk.file_offset, chunk.nbytes, e.call, chunk.backend, str(e))
-            error.__cause__ = e
-            job._fail(chunk.file_offset, error)
-        except (OSError, MemoryError, RuntimeError) as e:
-            self._job._fail(chunk.file_offset, e)
-
-    def _direct(self, chunk: Chunk) -> None:
-        job = self._job
-        if self._meter is not None:
-            self._meter.on()
-        try:
-            done, ended = fastpath.move(job.target, chunk)
-        except fastpath.DirectFailure as e:
-            self._after_failure(chunk, e)
-            return
-        self._record(chunk, done)
-        if ended:
-            job._ended_at(chunk.file_offset + done)
-        elif done < chunk.nbytes:
-            self._rest(chunk, done, fastpath.SHORT)
-
-    def _record(self, chunk: Chunk, done: int) -> None:
-        if done:
-            self._job._moved(
-                [Piece("fastpath", chunk.file_offset, chunk.buffer_offset, done, chunk.reason, False)]
-            )
-
-    def _after_failure(self, chunk: Chunk, failure: fastpath.DirectFailure) -> None:
-        job, done = self._job, failure.done
-        self._record(chunk, done)
-        if failure.errno not in job.target.retry_errnos:
-            call = "direct read" if job.target.op == "read" else "direct write"
-            error = job._error(failure.errno, chunk.file_offset + done, chunk.nbytes - done, call, "fastpath")
-            error.__cause__ = failure.__cause__
-            job._fail(chunk.file_offset + done, error)
-            return
-        with job._changed.mutex:
-            job._note_cold()
-            job._direct_errno = failure.errno
-            job._retries.append(Retry(chunk.file_offset + done, chunk.nbytes - done, failure.errno))
-        if job._on_direct_failure is not None:
-            job._on_direct_failure(failure.errno)
-        self._rest(chunk, done, RETRIED)
-
-    def _rest(self, chunk: Chunk, done: int, reason: Reason) -> None:
-        self._fallback(
-            Chunk(
-                "fallback", chunk.file_offset + done, chunk.buffer_offset + done, chunk.nbytes - done, reason
-            )
-        )
-
-    def _fallback(self, chunk: Chunk) -> None:
-        job = self._job
-        if self._meter is not None:
-            self._meter.off()
-        if self._mover is None:
-            self._mover = fallback.mover(job.target)
-        try:
-            pieces, end = self._mover.move(chunk)
-        except fallback.PartialError as e:
-            job._moved(e.pieces)
-            done = sum(p.nbytes for p in e.pieces if p.file_offset >= chunk.file_offset)
-            call = "pread" if job.target.op == "read" else "pwrite"
-            at = chunk.file_offset + done
-            error = job._error(e.error.errno or errno.EIO, at, chunk.nbytes - done, call, "fallback")
-            error.__cause__ = e.error
-            job._fail(at, error)
-            return
-        job._moved(pieces)
-        if end is not None:
-            job._ended_at(end)
-
-    def close(self) -> None:
-        """Wait for copies under way and hand the counters in."""
-        job = self._job
-        if self._mover is not None:
-            try:
-                job._moved(self._mover.flush())
-            except DeviceError as e:
-                error = job._error(errno.EIO, job._file_offset, job._requested, e.call, "fallback", str(e))
-                error.__cause__ = e
-                job._fail(job._file_offset, error)
-        if self._meter is not None:
-            self._meter.off()
-            with job._changed.mutex:
-                job._metered += self._meter.nbytes
-                job._meter_usable = job._meter_usable and self._meter.usable
 
 
 _CURES = {

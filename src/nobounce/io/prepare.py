@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.buffer import Buffer, as_buffer
 from nobounce.config import settings
-from nobounce.errors import ArgumentError, InternalError
+from nobounce.errors import ArgumentError, InternalError, RouteError
+from nobounce.io import hooks
 from nobounce.io.bounce import Ring
-from nobounce.io.engine import Engine, default_width, engine_for
+from nobounce.io.engine import Engine, default_width, engine_for, relay_shares
 from nobounce.io.job import Job
 from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
@@ -64,7 +65,12 @@ def transfer(
             view.wait()
             request = make_request(file, op, memory_of(view), view.device, where, require, cache)
             pool = engine_for(view.device._runtime)
-            job = make_job(file, request, judge(request), view, pool, fsync=fsync, progress=progress)
+            try:
+                route = judge(request)
+            except RouteError as e:
+                hooks.unrouted(op, view.device.name, request.nbytes, None, e)
+                raise
+            job = make_job(file, request, route, view, pool, fsync=fsync, progress=progress)
             pool.run(job)
     finally:
         file._leave()
@@ -123,8 +129,12 @@ def make_job(
     ahead: bool = False,
     one_call: bool = False,
     progress: Callable[[str, int], None] | None = None,
+    stream: int | None = None,
+    operation: hooks.Operation | None = None,
 ) -> Job:
     """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring."""
+    if hooks.observers:
+        hooks.routed(request, route)
     device = view.device
     ring = ring_for(view, request.memory.kind, pool)
     chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
@@ -133,6 +143,10 @@ def make_job(
         chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
         width, slots = stream_width(share, ring.slot_nbytes)
         ring.prepare(width * slots, width)
+    dma = 0
+    if ring is not None and request.op == "read":
+        ring_workers, dma = relay_shares(request.settings.page_cache_dma, device.capabilities.page_cache_dma)
+        width = max(1, (min(width, ring_workers) if ahead else ring_workers) + dma)
     chunks, epilogue = cut(route, request.op, chunk_nbytes)
     target = make_target(
         file,
@@ -141,6 +155,7 @@ def make_job(
         ring,
         direct=any(c.backend == "fastpath" for c in chunks),
         slots=slots,
+        dma_workers=dma,
         one_call=one_call,
     )
 
@@ -159,6 +174,9 @@ def make_job(
         keep=(file, view),
         on_direct_failure=remember,
         progress=progress,
+        stream=stream,
+        operation=operation,
+        hand_over=pool.submit,
     )
 
 
@@ -170,6 +188,7 @@ def make_target(
     *,
     direct: bool,
     slots: int = 2,
+    dma_workers: int = 0,
     one_call: bool = False,
 ) -> Target:
     """Both ends of a request's transfer, their descriptors opened; `direct` says that the direct one is needed."""
@@ -193,6 +212,8 @@ def make_target(
         retry_errnos=retry_errnos(request),
         ring=ring,
         slots=slots,
+        populate=request.op == "read" and request.file.filesystem.fstype == "btrfs",
+        dma_workers=dma_workers,
         one_call=one_call,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from nobounce.errors import ArgumentError
+from nobounce.io import hooks
 from nobounce.io.params import StreamFlags
 from nobounce.runtimes.base import PER_THREAD_STREAM, Runtime
 from nobounce.stream import Stream
@@ -23,10 +24,12 @@ def register(runtime: Runtime, handle: int, flags: int) -> None:
     if flags & ~int(StreamFlags.ALL) or flags < 0:
         raise ArgumentError(f"stream flags {flags:#x} hold unknown bits; known are {int(StreamFlags.ALL):#x}")
     key = _key(runtime, handle)
+    hooks.start()
     with _lock:
         if key in _registered:
             raise ArgumentError(f"stream {handle:#x} is registered already")
         _registered[key] = StreamFlags(flags)
+    hooks.registered("stream_register", True)
 
 
 def deregister(runtime: Runtime, handle: int) -> None:
@@ -34,6 +37,7 @@ def deregister(runtime: Runtime, handle: int) -> None:
     with _lock:
         if _registered.pop(_key(runtime, handle), None) is None:
             raise ArgumentError(f"stream {handle:#x} is not registered")
+    hooks.registered("stream_deregister", True)
 
 
 def flags_of(runtime: Runtime, handle: int) -> StreamFlags | None:

@@ -11,8 +11,8 @@ import errno
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.buffer import Buffer, as_buffer
-from nobounce.errors import ArgumentError, TransferError
-from nobounce.io import params
+from nobounce.errors import ArgumentError, RouteError, TransferError
+from nobounce.io import hooks, params
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
 from nobounce.io.prepare import make_job, make_request, memory_of
@@ -81,34 +81,42 @@ def submit(
         view._release()
         file._leave()
 
+    seen: hooks.Operation | None = None
     try:
         request = make_request(file, op, memory_of(view), device, now, require, cache)
-        request, route = rules.decide(request)
+        pool = engine_for(runtime)
+        try:
+            request, route = rules.decide(request)
+        except RouteError as e:
+            hooks.unrouted(op, device.name, request.nbytes, on.handle, e)
+            raise
         if given.bytes_done is not None:
             params.write(given.bytes_done, 0)
         late = _late(given, flags)
-        pool = engine_for(runtime)
-        one = rules.one_call
-        ahead = (
-            None
-            if late
-            else make_job(file, request, route, view, pool, fsync=fsync, ahead=True, one_call=one)
-        )
+        if hooks.watchers:
+            seen = hooks.enter(op, file.name, device.name, now[1], now[0], on.handle, pool.scheduler.now())
+        ways: dict[str, Any] = {"fsync": fsync, "ahead": True, "one_call": rules.one_call}
+        ways |= {"stream": on.handle, "operation": seen}
+        ahead = None if late else make_job(file, request, route, view, pool, **ways)
 
         def make(on_done: Callable[[Job], None]) -> Job:
             if ahead is not None:
                 ahead.begin(on_done)
                 return ahead
             again, way = rules.decide(_reread(request, now, given, flags, view))
-            job = make_job(file, again, way, view, pool, fsync=fsync, ahead=True, one_call=one)
+            job = make_job(file, again, way, view, pool, **ways)
             job.begin(on_done)
             return job
 
         transfer = Transfer(pool, make, release)
+        if hooks.observers:
+            transfer._subject = hooks.Subject(op, device.name, now[0], on.handle, seen)
         if given.bytes_done is not None:
             cell, report = given.bytes_done, rules.report
             transfer._on_end = lambda receipt, error: report(cell, receipt, error)
-    except BaseException:
+    except BaseException as e:
+        if seen is not None:
+            hooks.leave(seen, None, e, seen.queued_at)
         release()
         raise
     _enqueue(transfer, on, view)

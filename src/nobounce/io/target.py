@@ -58,6 +58,8 @@ class Target:
     slots: int = 2
     populate: bool = False
     """btrfs does not fault memory in during a direct read: what is not there yet it reads through the page cache."""
+    dma_workers: int = 0
+    """How many workers may read page-cached ranges straight out of the page cache (pagecache_dma)."""
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
 

@@ -18,6 +18,7 @@ from nobounce.io.receipt import Receipt
 if TYPE_CHECKING:
     from nobounce.clock import Scheduler
     from nobounce.io.engine import Engine
+    from nobounce.io.hooks import Subject
     from nobounce.io.job import Job
     from nobounce.runtimes.base import Gate
 
@@ -42,6 +43,7 @@ class Transfer:
         self._callbacks: list[Callable[[Transfer], object]] = []
         self._gate: Gate | None = None
         self._on_end: Callable[[Receipt | None, BaseException | None], None] | None = None
+        self._subject: Subject | None = None
 
     # what users call
 
@@ -62,7 +64,7 @@ class Transfer:
             if self._state != _QUEUED:
                 return self._cancelled
             self._cancelled = True
-        self._end(None, TransferCancelledError("the transfer was cancelled before it started"))
+        self._end_unstarted(TransferCancelledError("the transfer was cancelled before it started"))
         return True
 
     def result(self, timeout: float | None = None) -> Receipt:
@@ -128,10 +130,15 @@ class Transfer:
         try:
             job = self._make_job(self._finished)
         except BaseException as e:
-            self._end(None, e)
+            self._end_unstarted(e)
             return
         self._engine.assist(job)
         job.work()
+
+    def _end_unstarted(self, error: BaseException) -> None:
+        if self._subject is not None:
+            self._subject.unstarted(error, self._scheduler.now())
+        self._end(None, error)
 
     def _finished(self, job: Job) -> None:
         self._end(job.receipt, job.error)

@@ -81,8 +81,10 @@ def judge_many(
             kinds[:] = np.where(any_miss, REFUSED, DIRECT)
         else:
             kinds[~any_miss] = DIRECT
-            whole = any_miss & ~_has_middle(request, file_offset, nbytes, buffer_offset)
-            kinds[whole] = WHOLE
+            whole = any_miss
+            if any_miss.any():
+                whole = any_miss & ~_has_middle(request, file_offset, nbytes, buffer_offset)
+                kinds[whole] = WHOLE
             listed = tuple(
                 Reason(code, f"the request is not aligned for direct I/O ({code})") for code in MISALIGNED
             )

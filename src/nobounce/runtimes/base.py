@@ -38,6 +38,7 @@ class Capabilities:
     """The optional powers of a runtime; the conformance class tests what is declared.
 
     `host_addressable`: the host can load and store device memory at its address, so fallback needs no relay.
+    `page_cache_dma`: pages of a file mapping can be registered, read-only, and copied from by the device.
     `dlpack_device_type`: kDLCPU 1, kDLCUDA 2, kDLROCM 10; None where no framework knows the memory.
     """
 
@@ -47,6 +48,7 @@ class Capabilities:
     priorities: bool = False
     peers: bool = False
     host_register: bool = False
+    page_cache_dma: bool = False
     stream_ordered_alloc: bool = False
     graphs: bool = False
     pools: bool = False

@@ -67,6 +67,7 @@ class GpuCore(Runtime):
             priorities=adapter.flag("priorities", 0),
             peers=count > 1,
             host_register=True,
+            page_cache_dma=adapter.flag("register_read_only", 0),
             stream_ordered_alloc=adapter.flag("pools", 0),
             dlpack_device_type=adapter.dlpack_device_type,
         )

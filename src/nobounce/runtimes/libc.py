@@ -16,7 +16,10 @@ PROT_NONE = 0
 PROT_READ_WRITE = 3
 _MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x02 | 0x20 | 0x4000
 _MADV_HUGEPAGE = 14
+_MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
+_PROT_READ = 1
+_MAP_SHARED = 1
 _MAP_FAILED = ctypes.c_size_t(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,6 +81,22 @@ def populate(address: int, nbytes: int) -> None:
     """Have the pages of a range made now (MADV_POPULATE_WRITE, Linux 5.14); where that is unknown, nothing happens."""
     first = address // PAGE * PAGE
     _madvise(first, round_up(address + nbytes, PAGE) - first, _MADV_POPULATE_WRITE)
+
+
+def map_file(fd: int, file_offset: int, nbytes: int) -> int:
+    """Map a page-aligned range of a file, shared and for reading only. Raises OSError."""
+    address: int = _mmap(0, nbytes, _PROT_READ, _MAP_SHARED, fd, file_offset)
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return address
+
+
+def populate_for_reading(address: int, nbytes: int) -> None:
+    """Have the pages of a file mapping mapped now (MADV_POPULATE_READ). Raises OSError: EFAULT past the end of the file."""
+    if _madvise(address, nbytes, _MADV_POPULATE_READ):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def protect(address: int, nbytes: int, protection: int) -> None:

@@ -1,0 +1,225 @@
+"""Where transfers tell what becomes of them. `observe` fills it; with nobody there a call site costs one look at a tuple.
+
+`io` never imports `observe`: what observes is named here and loaded when the first I/O thread pool or registration is made, so
+that `import nobounce` stays light and a statistics level of 0 loads, counts and starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nobounce.config import settings
+
+_log = logging.getLogger("nobounce")
+
+if TYPE_CHECKING:
+    from nobounce.errors import RouteError
+    from nobounce.io.batch_group import Group
+    from nobounce.io.job import Job
+    from nobounce.io.receipt import Receipt
+    from nobounce.io.target import Chunk
+    from nobounce.route.types import Op, Refusal, Request, Route
+
+FILLER = "nobounce.observe.start"
+"""The module whose `start()` puts observers in; it decides by the settings and the environment whether there is one."""
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One read or write from its submission to its end, for those who watch single transfers.
+
+    Offsets and sizes in bytes, times in seconds of the scheduler's clock. `stream` is the handle of the stream that the
+    transfer has its place in, None for a synchronous one; `thread` is the submitting thread as the kernel numbers it.
+    `notes` is the observers' own.
+    """
+
+    op: Op
+    filename: str
+    device: str
+    file_offset: int
+    nbytes: int
+    stream: int | None
+    queued_at: float
+    thread: int
+    started_at: float | None = None
+    ended_at: float | None = None
+    receipt: Receipt | None = None
+    error: BaseException | None = None
+    notes: dict[Any, Any] = field(default_factory=dict)
+
+
+class BatchEnds(NamedTuple):
+    """Ended requests as arrays of one length: bytes asked for and moved, bits of the backends, indices of the reasons."""
+
+    requested: Any
+    done: Any
+    ways: Any
+    reasons: Any
+
+
+class Observer:
+    """What can be told. Methods are called on the thread where it happens, must be quick and must not raise."""
+
+    def ended(self, job: Job) -> None:
+        """A transfer ended: `job.receipt`, or `job.error` with the receipt of what had moved."""
+
+    def unstarted(
+        self, op: Op, device: str, nbytes: int, stream: int | None, error: BaseException | None
+    ) -> None:
+        """A transfer ended before a byte was tried: refused, cancelled, or found wrong at the head of its stream."""
+
+    def refused(self, op: Op, device: str, refusals: tuple[Refusal, ...], *, routed: bool) -> None:
+        """The direct path refused a request, with every failed condition; `routed`: another way was found."""
+
+    def registered(self, what: str, ok: bool) -> None:
+        """A call of the hipFile module named `what`, or a stream's registration, and whether it succeeded."""
+
+    def pinned(self, device: str, nbytes: int) -> None:
+        """Bounce memory of a device was pinned, in bytes."""
+
+    def batch_ended(self, group: Group, ends: BatchEnds, status: str, seconds: float) -> None:
+        """Requests of a batch ended alike, `seconds` after their group was submitted."""
+
+
+class Watcher(Observer):
+    """One who also wants every transfer's entry, start and exit, and the chunks and copies it is made of."""
+
+    def entered(self, operation: Operation) -> None:
+        """A transfer was queued or is about to begin."""
+
+    def started(self, operation: Operation) -> None:
+        """Its first byte is about to be moved."""
+
+    def exited(self, operation: Operation) -> None:
+        """It ended: receipt, error or neither (cancelled) are in the operation."""
+
+    def moved(self, job: Job, chunk: Chunk, began: float, ended: float) -> None:
+        """An I/O thread has worked on a chunk."""
+
+    def copied(self, device: str, stream: int, op: Op, nbytes: int, began: float, ended: float) -> None:
+        """A relayed copy on a private stream: from the call to the moment when it was seen to be done."""
+
+
+observers: tuple[Observer, ...] = ()
+watchers: tuple[Watcher, ...] = ()
+"""Those of the observers who watch single transfers."""
+
+_started_for = 0
+_lock = threading.Lock()
+
+
+def start() -> None:
+    """Have the filler put observers in, once per process (and once more in a forked child). Raises ConfigError."""
+    global _started_for
+    if _started_for == os.getpid():
+        return
+    if settings().stats_level == 0 and not settings().trace:
+        _started_for = os.getpid()
+        return
+    with _lock:
+        if _started_for == os.getpid():
+            return
+        try:
+            importlib.import_module(FILLER).start()
+        except (ImportError, OSError) as e:  # no descriptor left, say: no reason to refuse a transfer
+            _log.warning("nothing is counted in this process: %s", e)
+        _started_for = os.getpid()
+
+
+def add(observer: Observer) -> None:
+    """Tell this observer too."""
+    global observers, watchers
+    with _lock_of_tuples:
+        observers = (*observers, observer)
+        watchers = tuple(o for o in observers if isinstance(o, Watcher))
+
+
+def remove(observer: Observer) -> None:
+    """Tell it no more. An observer that is not there is no error."""
+    global observers, watchers
+    with _lock_of_tuples:
+        observers = tuple(o for o in observers if o is not observer)
+        watchers = tuple(o for o in observers if isinstance(o, Watcher))
+
+
+_lock_of_tuples = threading.Lock()
+
+
+def enter(
+    op: Op, filename: str, device: str, file_offset: int, nbytes: int, stream: int | None, now: float
+) -> Operation:
+    """Tell the watchers of a new transfer; the operation comes back for `begin` and `leave`."""
+    operation = Operation(op, filename, device, file_offset, nbytes, stream, now, threading.get_native_id())
+    for watcher in watchers:
+        watcher.entered(operation)
+    return operation
+
+
+def begin(operation: Operation, now: float) -> None:
+    operation.started_at = now
+    for watcher in watchers:
+        watcher.started(operation)
+
+
+def leave(operation: Operation, receipt: Receipt | None, error: BaseException | None, now: float) -> None:
+    """The end of an operation; a second one is not told."""
+    if operation.ended_at is not None:
+        return
+    operation.ended_at, operation.receipt, operation.error = now, receipt, error
+    for watcher in watchers:
+        watcher.exited(operation)
+
+
+def routed(request: Request, route: Route) -> None:
+    """Tell of the refusals in a route's scores."""
+    for score in route.scores:
+        if score.backend == "fastpath" and score.refusals:
+            for observer in observers:
+                observer.refused(request.op, request.memory.device, score.refusals, routed=True)
+
+
+def unrouted(op: Op, device: str, nbytes: int, stream: int | None, error: RouteError) -> None:
+    """Tell of a request that no backend took."""
+    for observer in observers:
+        observer.refused(op, device, error.refusals, routed=False)
+        observer.unstarted(op, device, nbytes, stream, error)
+
+
+class Subject(NamedTuple):
+    """What a queued transfer is about, for telling of one that ends before it begins."""
+
+    op: Op
+    device: str
+    nbytes: int
+    stream: int
+    operation: Operation | None
+
+    def unstarted(self, error: BaseException, now: float) -> None:
+        for observer in observers:
+            observer.unstarted(self.op, self.device, self.nbytes, self.stream, error)
+        if self.operation is not None:
+            leave(self.operation, None, error, now)
+
+
+def registered(what: str, ok: bool) -> None:
+    for observer in observers:
+        observer.registered(what, ok)
+
+
+def pinned(device: str, nbytes: int) -> None:
+    for observer in observers:
+        observer.pinned(device, nbytes)
+
+
+def _forget() -> None:
+    """In a forked child nobody is told until `start` is called there; what the user subscribed stays."""
+    global _lock, _lock_of_tuples
+    _lock, _lock_of_tuples = threading.Lock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,151 @@
+"""One thread's share of a job: each chunk by its backend, failures kept in the job."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from nobounce.errors import DeviceError
+from nobounce.io import fallback, fastpath, hooks
+from nobounce.io.evidence import Meter
+from nobounce.io.pagecache_dma import WINDOW, PageCacheDma
+from nobounce.io.receipt import Retry
+from nobounce.io.target import Chunk, Piece
+from nobounce.route.types import Reason
+
+if TYPE_CHECKING:
+    from nobounce.io.job import Job
+
+RETRIED = Reason("direct-failed", "the direct path failed and fallback repeated the bytes in their place")
+CACHED_CODES = ("cached", "cache-use")
+
+
+class Worker:
+    """One thread's share of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._meter = Meter(job.target.op) if job._watch else None
+        self._mover: fallback.Mover | None = None
+        ring = job.target.ring
+        self._dma = PageCacheDma(job.target, ring) if ring is not None and job._take_dma() else None
+        self.window = WINDOW if self._dma is not None else 0
+        """Bytes that this worker likes to claim at once; 0 for single chunks."""
+
+    def move(self, chunk: Chunk) -> None:
+        """Move one chunk by its backend; failures go to the job, never out."""
+        if not hooks.watchers:
+            self._move(chunk)
+            return
+        now = self._job._scheduler.now
+        began = now()
+        self._move(chunk)
+        ended = now()
+        for watcher in hooks.watchers:
+            watcher.moved(self._job, chunk, began, ended)
+
+    def _move(self, chunk: Chunk) -> None:
+        try:
+            if chunk.backend == "fastpath" and self._job._direct_errno is None:
+                self._direct(chunk)
+            elif chunk.backend == "fastpath":
+                self._fallback(chunk._replace(backend="fallback", reason=RETRIED))
+            else:
+                self._fallback(chunk)
+        except DeviceError as e:
+            job = self._job
+            error = job._error(errno.EIO, chunk.file_offset, chunk.nbytes, e.call, chunk.backend, str(e))
+            error.__cause__ = e
+            job._fail(chunk.file_offset, error)
+        except (OSError, MemoryError, RuntimeError) as e:
+            self._job._fail(chunk.file_offset, e)
+
+    def _direct(self, chunk: Chunk) -> None:
+        job = self._job
+        if self._meter is not None:
+            self._meter.on()
+        try:
+            done, ended = fastpath.move(job.target, chunk)
+        except fastpath.DirectFailure as e:
+            self._after_failure(chunk, e)
+            return
+        self._record(chunk, done)
+        if ended:
+            job._ended_at(chunk.file_offset + done)
+        elif done < chunk.nbytes:
+            self._rest(chunk, done, fastpath.SHORT)
+
+    def _record(self, chunk: Chunk, done: int) -> None:
+        if done:
+            self._job._moved(
+                [Piece("fastpath", chunk.file_offset, chunk.buffer_offset, done, chunk.reason, False)]
+            )
+
+    def _after_failure(self, chunk: Chunk, failure: fastpath.DirectFailure) -> None:
+        job, done = self._job, failure.done
+        self._record(chunk, done)
+        if failure.errno not in job.target.retry_errnos:
+            call = "direct read" if job.target.op == "read" else "direct write"
+            error = job._error(failure.errno, chunk.file_offset + done, chunk.nbytes - done, call, "fastpath")
+            error.__cause__ = failure.__cause__
+            job._fail(chunk.file_offset + done, error)
+            return
+        with job._changed.mutex:
+            job._note_cold()
+            job._direct_errno = failure.errno
+            job._retries.append(Retry(chunk.file_offset + done, chunk.nbytes - done, failure.errno))
+        if job._on_direct_failure is not None:
+            job._on_direct_failure(failure.errno)
+        self._rest(chunk, done, RETRIED)
+
+    def _rest(self, chunk: Chunk, done: int, reason: Reason) -> None:
+        self._fallback(
+            Chunk(
+                "fallback", chunk.file_offset + done, chunk.buffer_offset + done, chunk.nbytes - done, reason
+            )
+        )
+
+    def _fallback(self, chunk: Chunk) -> None:
+        job = self._job
+        if self._meter is not None:
+            self._meter.off()
+        mover: fallback.Mover
+        if self._dma is not None and chunk.reason.code in CACHED_CODES:
+            mover = self._dma
+        else:
+            mover = self._mover = self._mover or fallback.mover(job.target)
+        try:
+            pieces, end = mover.move(chunk)
+        except fallback.PartialError as e:
+            job._moved(e.pieces)
+            done = sum(p.nbytes for p in e.pieces if p.file_offset >= chunk.file_offset)
+            call = "pread" if job.target.op == "read" else "pwrite"
+            at = chunk.file_offset + done
+            error = job._error(e.error.errno or errno.EIO, at, chunk.nbytes - done, call, "fallback")
+            error.__cause__ = e.error
+            job._fail(at, error)
+            return
+        job._moved(pieces)
+        if end is not None:
+            job._ended_at(end)
+
+    def close(self) -> None:
+        """Wait for copies under way and hand the counters in."""
+        job = self._job
+        movers = [m for m in (self._mover, self._dma) if m is not None]
+        for mover in movers:
+            try:
+                job._moved(mover.flush())
+            except DeviceError as e:
+                error = job._error(errno.EIO, job._file_offset, job._requested, e.call, "fallback", str(e))
+                error.__cause__ = e
+                job._fail(job._file_offset, error)
+        rest = self._dma.leftovers() if self._dma is not None else None
+        if rest is not None:
+            with job._changed.mutex:
+                job.leftovers.append(rest)
+        if self._meter is not None:
+            self._meter.off()
+            with job._changed.mutex:
+                job._metered += self._meter.nbytes
+                job._meter_usable = job._meter_usable and self._meter.usable

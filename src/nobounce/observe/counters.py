@@ -1,0 +1,319 @@
+"""Counters of this process, in shared memory from the start, so that a reader needs nothing from us and a kill loses nothing.
+
+A transfer costs two sequence words, four histogram words and a word per reason, under one lock: a microsecond or two.
+What changes is visible at once; there is no thread that gathers anything.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from nobounce.config import PUBLISHED, Settings
+from nobounce.errors import TransferCancelledError
+from nobounce.io.hooks import Observer
+from nobounce.observe import layout
+from nobounce.observe.histogram import latency_bucket, size_bucket
+from nobounce.observe.layout import (
+    BACKENDS,
+    CODE_COUNT,
+    CODE_KIND,
+    CODE_NAME_NBYTES,
+    CODE_NBYTES,
+    CODE_WORDS,
+    CODES_AT,
+    FLOW_WORDS,
+    FLOWS_AT,
+    GLOBALS,
+    GLOBALS_AT,
+    MAGIC,
+    MOST_CODES,
+    MOST_FLOWS,
+    NBYTES,
+    OPS,
+    REASON,
+    REFUSAL,
+    VERSION,
+    Flag,
+    Flow,
+    Header,
+)
+
+if TYPE_CHECKING:
+    from nobounce.io.batch_group import Group
+    from nobounce.io.hooks import BatchEnds
+    from nobounce.io.job import Job
+    from nobounce.io.receipt import Receipt
+    from nobounce.route.types import Op, Refusal
+
+SEQUENCE = int(Header.SEQUENCE)
+OPERATIONS, NBYTES_AT, TIME, LATENCY = (
+    int(Flow.OPERATIONS),
+    int(Flow.NBYTES),
+    int(Flow.TIME_NS),
+    int(Flow.LATENCY),
+)
+AT = {name: GLOBALS_AT + i for i, name in enumerate(GLOBALS)}
+OTHERS = "(others)"
+UNALIGNED = frozenset({"offset-align", "size-align", "memory-align"})
+
+
+class Counters(Observer):
+    """Counts into `memory`, a writable block of `layout.NBYTES` bytes (private memory if none is given)."""
+
+    def __init__(self, settings: Settings, memory: mmap.mmap | None = None) -> None:
+        self.memory = memory or mmap.mmap(-1, NBYTES)
+        self.words = memoryview(self.memory).cast("Q")
+        self._lock = threading.Lock()
+        self._flows: dict[tuple[str, str, str], int] = {}
+        self._codes: dict[tuple[int, str], int] = {}
+        self._detailed = settings.stats_level >= 1
+        w = self.words
+        w[Header.VERSION], w[Header.NBYTES], w[Header.PID] = VERSION, NBYTES, os.getpid()
+        w[Header.PARENT] = os.getppid()
+        w[Header.LEVEL] = settings.stats_level
+        w[Header.STARTED_WALL_NS], w[Header.STARTED_NS] = time.time_ns(), time.monotonic_ns()
+        w[Header.SETTINGS] = _flags(settings)
+        _put_text(self.memory, Header.NAME, layout.NAME_NBYTES, " ".join(_command()))
+        w[Header.MAGIC] = MAGIC
+
+    def block(self) -> bytes:
+        """The whole block, not in the middle of a change."""
+        with self._lock:
+            return bytes(self.words)
+
+    # what is told
+
+    def ended(self, job: Job) -> None:
+        receipt, error = job.receipt, job.error
+        op, device = job.target.op, job.target.device_name
+        with self._lock:
+            w = self.words
+            w[SEQUENCE] += 1
+            try:
+                if job.stream is not None:
+                    w[AT["async_submitted"]] += 1
+                if receipt is not None:
+                    self._moved(w, op, device, receipt, job)
+                if error is not None:
+                    backend = getattr(error, "backend", None) or "fallback"
+                    at = self._flow(device, backend, op)
+                    w[at + Flow.ERRORS + size_bucket(job.requested)] += 1
+            finally:
+                w[SEQUENCE] += 1
+
+    def _moved(self, w: memoryview, op: str, device: str, receipt: Receipt, job: Job) -> None:
+        whole = int((receipt.ended_at - receipt.started_at) * 1e9)
+        segments = receipt.segments
+        if len(segments) == 1:
+            s = segments[0]
+            at = self._flow(device, s.backend, op)
+            nbytes = s.nbytes
+            bucket = at + size_bucket(nbytes)
+            w[bucket + OPERATIONS] += 1
+            w[bucket + NBYTES_AT] += nbytes
+            w[bucket + TIME] += whole
+            w[at + LATENCY + latency_bucket(whole)] += 1
+            self._way(w, at, s.reason.code, nbytes, s.relayed)
+        else:
+            sums: dict[str, int] = {}
+            for s in segments:
+                sums[s.backend] = sums.get(s.backend, 0) + s.nbytes
+                self._way(w, self._flow(device, s.backend, op), s.reason.code, s.nbytes, s.relayed)
+            if not segments and job.error is None:
+                sums = {"fallback" if job.direct_nbytes == 0 else "fastpath": 0}
+            for backend, nbytes in sums.items():
+                at = self._flow(device, backend, op)
+                share = whole * nbytes // receipt.nbytes if receipt.nbytes else whole
+                bucket = at + size_bucket(nbytes)
+                w[bucket + OPERATIONS] += 1
+                w[bucket + NBYTES_AT] += nbytes
+                w[bucket + TIME] += share
+                w[at + LATENCY + latency_bucket(share)] += 1
+        if job.stream is not None:
+            w[at + Flow.ASYNC] += 1
+            w[at + Flow.QUEUED_NS] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
+        if receipt.retries:
+            w[self._flow(device, "fastpath", op) + Flow.RETRIES] += len(receipt.retries)
+        if receipt.nbytes < receipt.requested and job.error is None:
+            w[at + Flow.SHORT] += 1
+
+    def _way(self, w: memoryview, at: int, code: str, nbytes: int, relayed: bool) -> None:
+        c = self._code(REASON, code)
+        w[c + CODE_COUNT] += 1
+        w[c + CODE_NBYTES] += nbytes
+        if code != "direct":
+            if relayed:
+                w[at + Flow.RELAYED_NBYTES] += nbytes
+            if code in ("cached", "cache-use"):
+                w[at + Flow.CACHED_NBYTES] += nbytes
+
+    def unstarted(
+        self, op: Op, device: str, nbytes: int, stream: int | None, error: BaseException | None
+    ) -> None:
+        with self._change() as w:
+            if isinstance(error, TransferCancelledError):
+                w[AT["cancelled"]] += 1
+                return
+            w[AT["refused"]] += 1
+            at = self._flow(device, getattr(error, "backend", None) or "fallback", op)
+            w[at + Flow.ERRORS + size_bucket(max(0, nbytes))] += 1
+
+    def refused(self, op: Op, device: str, refusals: tuple[Refusal, ...], *, routed: bool) -> None:
+        with self._change() as w:
+            w[AT["fastpath_rejections"]] += 1
+            for refusal in refusals:
+                w[self._code(REFUSAL, refusal.code) + CODE_COUNT] += 1
+            if routed and any(r.code in UNALIGNED for r in refusals):
+                w[self._flow(device, "fallback", op) + Flow.UNALIGNED] += 1
+
+    def registered(self, what: str, ok: bool) -> None:
+        at = AT.get(f"{what}_{'ok' if ok else 'err'}")
+        if at is not None:
+            with self._change() as w:
+                w[at] += 1
+
+    def pinned(self, device: str, nbytes: int) -> None:
+        with self._change() as w:
+            w[AT["bounce_pinned_bytes"]] += nbytes
+
+    def batch_ended(self, group: Group, ends: BatchEnds, status: str, seconds: float) -> None:
+        import numpy as np
+
+        op, device = group.op, group.target.device_name
+        requested, done, ways = ends.requested, ends.done, ends.ways
+        nanoseconds = max(0, int(seconds * 1e9))
+        with self._change() as w:
+            name = AT.get(f"batch_requests_{status}")
+            if name is not None:
+                w[name] += len(done)
+            if status != "complete":
+                if status in ("failed", "timeout"):
+                    at = self._flow(device, "fallback" if not ways.any() else BACKENDS[0], op)
+                    for bucket, n in _by_bucket(np, requested):
+                        w[at + Flow.ERRORS + bucket] += n
+                return
+            total = int(done.sum())
+            w[AT[f"batch_{op}_bytes"]] += total
+            w[AT[f"last_batch_{op}_bytes"]] = total
+            w[AT["batch_time_ns"]] += nanoseconds
+            for bits, backend in ((1, "fastpath"), (2, "fallback")):
+                chosen = (ways & 2) == 0 if bits == 1 else (ways & 2) != 0
+                part = done[chosen]
+                if not len(part):
+                    continue
+                self._batch_reasons(w, group, part, ends.reasons[chosen] if bits == 2 else None)
+                at = self._flow(device, backend, op)
+                buckets = _buckets(np, part)
+                sums = np.bincount(buckets, part, layout.SIZE_BUCKETS).tolist()
+                for bucket, n in enumerate(np.bincount(buckets).tolist()):
+                    if n:
+                        w[at + OPERATIONS + bucket] += n
+                        w[at + NBYTES_AT + bucket] += int(sums[bucket])
+                        w[at + TIME + bucket] += nanoseconds * n
+                w[at + LATENCY + latency_bucket(nanoseconds)] += len(part)
+
+    def _batch_reasons(self, w: memoryview, group: Group, done: Any, reasons: Any) -> None:
+        """Bytes by reason; a request that went both ways counts as what made it fall back."""
+        known = group.answer.reason_list
+        for index in [-1] if reasons is None else sorted(set(reasons.tolist())):
+            code = (
+                known[index].code
+                if 0 <= index < len(known)
+                else "direct"
+                if reasons is None
+                else "direct-failed"
+            )
+            mine = done if reasons is None else done[reasons == index]
+            c = self._code(REASON, code)
+            w[c + CODE_COUNT] += len(mine)
+            w[c + CODE_NBYTES] += int(mine.sum())
+
+    # places
+
+    def _change(self) -> _Change:
+        return _Change(self)
+
+    def _flow(self, device: str, backend: str, op: str) -> int:
+        found = self._flows.get((device, backend, op))
+        return found if found is not None else self._new_flow(device, backend, op)
+
+    def _new_flow(self, device: str, backend: str, op: str) -> int:
+        count = len(self._flows)
+        if count >= MOST_FLOWS - len(BACKENDS) * len(OPS) and device != OTHERS:
+            self.words[AT["dropped_flows"]] += 1
+            return self._flow(OTHERS, backend, op)
+        at = FLOWS_AT + count * FLOW_WORDS
+        self._flows[device, backend, op] = at
+        _put_text(self.memory, at, layout.DEVICE_NBYTES, device)
+        self.words[at + Flow.BACKEND], self.words[at + Flow.OP] = BACKENDS.index(backend), OPS.index(op)
+        self.words[Header.FLOWS] = count + 1
+        return at
+
+    def _code(self, kind: int, code: str) -> int:
+        found = self._codes.get((kind, code))
+        if found is not None:
+            return found
+        count = len(self._codes)
+        if count >= MOST_CODES - 2 and code != OTHERS:
+            self.words[AT["dropped_codes"]] += 1
+            return self._code(kind, OTHERS)
+        at = CODES_AT + count * CODE_WORDS
+        self._codes[kind, code] = at
+        _put_text(self.memory, at, CODE_NAME_NBYTES, code)
+        self.words[at + CODE_KIND] = kind
+        self.words[Header.CODES] = count + 1
+        return at
+
+
+class _Change:
+    """The lock, and the sequence word around it."""
+
+    __slots__ = ("_counters",)
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def __enter__(self) -> memoryview:
+        self._counters._lock.acquire()
+        w = self._counters.words
+        w[SEQUENCE] += 1
+        return w
+
+    def __exit__(self, *_: object) -> None:
+        self._counters.words[SEQUENCE] += 1
+        self._counters._lock.release()
+
+
+def _flags(settings: Settings) -> int:
+    return (
+        Flag.ALLOW_COMPAT_MODE * settings.allow_compat_mode
+        | Flag.FORCE_COMPAT_MODE * settings.force_compat_mode
+        | Flag.UNSUPPORTED_FILE_SYSTEMS * settings.unsupported_file_systems
+        | Flag.PUBLISHED_PROFILE * (settings.profile == PUBLISHED)
+    )
+
+
+def _command() -> list[str]:
+    return [os.path.basename(sys.argv[0]) or "python", *sys.argv[1:]] if sys.argv else ["python"]
+
+
+def _put_text(memory: mmap.mmap, word: int, room: int, text: str) -> None:
+    raw = text.encode("utf-8", "replace")[: room - 1]
+    memory[word * 8 : word * 8 + len(raw)] = raw
+
+
+def _buckets(np: Any, sizes: Any) -> Any:
+    return np.minimum(
+        np.where(sizes < 4096, 0, np.log2(np.maximum(sizes, 1)).astype(np.int64) - 11),
+        layout.SIZE_BUCKETS - 1,
+    )
+
+
+def _by_bucket(np: Any, sizes: Any) -> Iterable[tuple[int, int]]:
+    return enumerate(np.bincount(_buckets(np, sizes)).tolist())

@@ -1,0 +1,67 @@
+"""Ranges that vendor profilers show: NVTX or roctx, where the process has their library loaded already.
+
+A library that nobody loaded has nobody listening; loading it here would only cost time. Names are short and bounded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+
+from nobounce.io import hooks
+from nobounce.io.hooks import Operation
+
+LIBRARIES = (
+    ("libnvToolsExt.so", "nvtxRangeStartA", "nvtxRangeEnd"),
+    ("librocprofiler-sdk-roctx.so", "roctxRangeStartA", "roctxRangeStop"),
+    ("libroctx64.so", "roctxRangeStartA", "roctxRangeStop"),
+)
+
+
+class Ranges(hooks.Watcher):
+    """A range per transfer, from its first byte to its end; ranges of different threads may overlap."""
+
+    def __init__(self, start: Callable[[bytes], int], stop: Callable[[int], object]) -> None:
+        self._start, self._stop = start, stop
+        self._open: dict[Operation, int] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def if_loaded(cls, maps: str = "/proc/self/maps") -> Ranges | None:
+        """Ranges through the first library that is mapped into this process, or None."""
+        for path, start_name, stop_name in _mapped(maps):
+            try:
+                library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+                start, stop = getattr(library, start_name), getattr(library, stop_name)
+            except (OSError, AttributeError):
+                continue
+            start.argtypes, start.restype = [ctypes.c_char_p], ctypes.c_uint64
+            stop.argtypes, stop.restype = [ctypes.c_uint64], None
+            return cls(start, stop)
+        return None
+
+    def started(self, operation: Operation) -> None:
+        name = f"nobounce {operation.op} {operation.nbytes} B {operation.device}"
+        opened = self._start(name.encode("ascii", "replace"))
+        with self._lock:
+            self._open[operation] = opened
+
+    def exited(self, operation: Operation) -> None:
+        with self._lock:
+            opened = self._open.pop(operation, None)
+        if opened is not None:
+            self._stop(opened)
+
+
+def _mapped(maps: str) -> list[tuple[str, str, str]]:
+    try:
+        with open(maps, encoding="utf-8", errors="surrogateescape") as f:
+            paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in f if line.count("/")}
+    except (OSError, IndexError):
+        return []
+    found = []
+    for prefix, start, stop in LIBRARIES:
+        found += [(p, start, stop) for p in sorted(paths) if os.path.basename(p).startswith(prefix)]
+    return found

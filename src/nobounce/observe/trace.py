@@ -1,0 +1,245 @@
+"""A trace in Chrome's JSON format, which Perfetto reads too: one file per process, written as it happens, bounded.
+
+Tracks are threads of the process (submitting threads and I/O threads, by the kernel's numbers) and made-up ones, numbered from
+`MADE_UP` on, for streams, copy streams and batches. Slices on one track nest or follow each other: a stream carries one transfer
+at a time, a thread one chunk at a time. A flow goes from an asynchronous transfer's submission to its slice in the stream.
+
+Events go to the file in small groups, one a line, so memory does not grow and a killed process leaves all but the last few. What
+is over the limit is counted and dropped; the end of the file says how many, and what the counters said.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from nobounce.errors import NobounceError, errno_name, printable
+from nobounce.io import hooks
+from nobounce.io.hooks import Operation
+
+if TYPE_CHECKING:
+    from nobounce.io.batch_group import Group
+    from nobounce.io.job import Job
+    from nobounce.io.receipt import Receipt
+    from nobounce.io.target import Chunk
+    from nobounce.route.types import Op
+
+MADE_UP = 1 << 23
+"""Above every thread number that the kernel gives out (at most 2^22)."""
+GROUP, INTERVAL = 256, 0.5
+"""Events, and seconds, that may wait in memory before they are written."""
+SCHEMA = "nobounce.trace/1"
+
+
+def path_for(name: str, pid: int) -> str:
+    """The file of one process: its id goes before the ending, out.json is out.123.json."""
+    stem, ending = os.path.splitext(name)
+    return f"{stem}.{pid}{ending or '.json'}"
+
+
+class Tracer(hooks.Watcher):
+    """Writes the trace of this process to `path_for(name, pid)`."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._pid = os.getpid()
+        self.path = path_for(name, self._pid)
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._pending: list[str] = []
+        self._written_at = 0.0
+        self._tracks: dict[tuple[Any, ...], int] = {}
+        self._named: set[int] = set()
+        self.events = self.dropped = self._flows = 0
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._write(f'{{"displayTimeUnit":"ms","traceEvents":[\n{self._meta("process_name", 0, _command())}')
+        atexit.register(self.close)
+        _at_end_of_multiprocessing_child(self)
+
+    # what is told
+
+    def exited(self, operation: Operation) -> None:
+        stream = operation.stream
+        start = operation.queued_at if operation.started_at is None else operation.started_at
+        args = describe(operation)
+        if stream is None:
+            self._slice(
+                operation.thread, self._thread(operation.thread), f"{operation.op}", start, operation, args
+            )
+            return
+        track = self._track("stream", operation.device, stream)
+        self._slice(track, f"stream {stream:#x} on {operation.device}", operation.op, start, operation, args)
+        with self._lock:
+            self._flows += 1
+            flow = self._flows
+        base = {"cat": "flow", "name": "order", "id": f"{self._pid}.{flow}", "pid": self._pid}
+        queued, at = _us(operation.queued_at), _us(start)
+        submit = {"ph": "X", "name": f"submit {operation.op}", "cat": "submit", "pid": self._pid}
+        submit |= {"tid": operation.thread, "ts": queued, "dur": 1.0, "args": {"nbytes": operation.nbytes}}
+        self._emit(
+            submit,
+            {**base, "ph": "s", "tid": operation.thread, "ts": queued},
+            {**base, "ph": "f", "bp": "e", "tid": track, "ts": at},
+            name=(operation.thread, self._thread(operation.thread)),
+        )
+
+    def moved(self, job: Job, chunk: Chunk, began: float, ended: float) -> None:
+        thread = threading.get_native_id()
+        args = {"nbytes": chunk.nbytes, "file_offset": chunk.file_offset, "reason": chunk.reason.code}
+        event = {"ph": "X", "name": f"{chunk.backend} {job.target.op}", "cat": "chunk", "pid": self._pid}
+        event |= {"tid": thread, "ts": _us(began), "dur": _dur(began, ended), "args": args}
+        self._emit(event, name=(thread, self._thread(thread)))
+
+    def copied(self, device: str, stream: int, op: Op, nbytes: int, began: float, ended: float) -> None:
+        track = self._track("copy", device, stream)
+        # Copies of one stream run one behind the other, but are seen to end later: a slice begins when the last one ended.
+        with self._lock:
+            last = self._tracks.get(("end", track), 0)
+            begin = max(_us(began), last / 1000)
+            end = max(begin, _us(ended))
+            self._tracks["end", track] = int(end * 1000)
+        event = {"ph": "X", "name": "copy", "cat": "copy", "pid": self._pid, "tid": track, "ts": begin}
+        direction = "host to device" if op == "read" else "device to host"
+        event |= {"dur": round(end - begin, 3), "args": {"nbytes": nbytes, "direction": direction}}
+        self._emit(event, name=(track, f"copy stream {stream:#x} on {device}"))
+
+    def batch_ended(self, group: Group, ends: hooks.BatchEnds, status: str, seconds: float) -> None:
+        now = group.scheduler.now()
+        done = int(ends.done.sum())
+        ways = {
+            name: int(ends.done[(ends.ways & 2 != 0) == bounced].sum())
+            for name, bounced in (("fastpath", False), ("fallback", True))
+        }
+        args: dict[str, Any] = {
+            "requests": len(ends.done),
+            "nbytes": done,
+            "status": status,
+            "backends": ways,
+        }
+        args |= {"filename": printable(group.target.filename), "device": group.target.device_name}
+        track = self._track("batch")
+        event = {"ph": "i", "s": "t", "name": f"batch {group.op}", "cat": "batch", "pid": self._pid}
+        event |= {"tid": track, "ts": _us(now), "args": {**args, "seconds": seconds}}
+        self._emit(event, name=(track, "batches"))
+
+    # tracks
+
+    def _track(self, *key: Any) -> int:
+        found = self._tracks.get(key)
+        if found is None:
+            with self._lock:
+                found = self._tracks.setdefault(key, MADE_UP + len(self._tracks))
+        return found
+
+    def _thread(self, number: int) -> str:
+        if number in self._named:
+            return ""
+        for thread in threading.enumerate():
+            if thread.native_id == number:
+                return thread.name
+        return f"thread {number}"
+
+    def _slice(
+        self, track: int, name: str, op: str, start: float, operation: Operation, args: dict[str, Any]
+    ) -> None:
+        ended = operation.ended_at if operation.ended_at is not None else start
+        event = {"ph": "X", "name": op, "cat": "transfer", "pid": self._pid, "tid": track}
+        event |= {"ts": _us(start), "dur": _dur(start, ended), "args": args}
+        self._emit(event, name=(track, name))
+
+    # the file
+
+    def _emit(self, *events: dict[str, Any], name: tuple[int, str]) -> None:
+        lines = [json.dumps(e, separators=(",", ":")) for e in events]
+        with self._lock:
+            if self._fd < 0:
+                return
+            if self.events + len(lines) > self._limit:
+                self.dropped += len(lines)
+                return
+            if name[0] not in self._named:
+                self._named.add(name[0])
+                self._pending.append(self._meta("thread_name", name[0], name[1]))
+            self.events += len(lines)
+            self._pending += lines
+            if len(self._pending) >= GROUP or time.monotonic() - self._written_at > INTERVAL:
+                self._flush()
+
+    def _meta(self, what: str, track: int, name: str) -> str:
+        event = {"ph": "M", "name": what, "pid": self._pid, "tid": track, "args": {"name": printable(name)}}
+        return json.dumps(event, separators=(",", ":"))
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._write("".join(f",\n{line}" for line in self._pending))
+            self._pending.clear()
+        self._written_at = time.monotonic()
+
+    def _write(self, text: str) -> None:
+        raw = memoryview(text.encode())
+        while raw:
+            raw = raw[os.write(self._fd, raw) :]
+
+    def close(self) -> None:
+        """Write what waits and the end of the file, with the counters and what was dropped."""
+        atexit.unregister(self.close)
+        with self._lock:
+            if self._fd < 0 or self._pid != os.getpid():
+                return
+            self._flush()
+            end = {"schema": SCHEMA, "pid": self._pid, "events": self.events, "dropped": self.dropped}
+            from nobounce.observe.snapshot import stats
+
+            self._write(f'\n],"otherData":{json.dumps({**end, "stats": stats().to_dict()})}}}\n')
+            os.close(self._fd)
+            self._fd = -1
+
+
+def describe(operation: Operation) -> dict[str, Any]:
+    """A transfer as a slice's arguments: what was asked for, the receipt, the error."""
+    args: dict[str, Any] = {
+        "filename": printable(operation.filename),
+        "device": operation.device,
+        "file_offset": operation.file_offset,
+        "requested": operation.nbytes,
+        "queued_us": _dur(operation.queued_at, operation.started_at or operation.queued_at),
+    }
+    error = operation.error
+    receipt = operation.receipt or getattr(error, "receipt", None)
+    if receipt is not None:
+        args |= {"nbytes": receipt.nbytes, **_ways(receipt), "receipt": receipt.to_dict()}
+    if error is not None:
+        args["error"] = printable(f"{type(error).__name__}: {error}")[:500]
+        code = getattr(error, "errno", None)
+        if isinstance(error, NobounceError) and isinstance(code, int):
+            args["errno"] = errno_name(code)
+    return args
+
+
+def _ways(receipt: Receipt) -> dict[str, str]:
+    backends = list(dict.fromkeys(s.backend for s in receipt.segments))
+    most = max(receipt.reasons.items(), key=lambda item: item[1], default=("", 0))[0]
+    return {"backend": "+".join(backends), "reason": most}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _dur(start: float, end: float) -> float:
+    return max(0.0, round((end - start) * 1e6, 3))
+
+
+def _command() -> str:
+    return " ".join([os.path.basename(sys.argv[0]) or "python", *sys.argv[1:]]) if sys.argv else "python"
+
+
+def _at_end_of_multiprocessing_child(tracer: Tracer) -> None:
+    """Children of multiprocessing leave through os._exit, past atexit, but run its own finalizers."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, tracer.close, exitpriority=0)

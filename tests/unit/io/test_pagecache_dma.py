@@ -1,0 +1,103 @@
+"""Reading page-cached bytes without a relay, on sim (which registers file pages as a GPU does)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import nobounce
+from nobounce import config
+from nobounce.errors import DeviceError, RuntimeStatus
+from nobounce.io import pagecache_dma
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "data.bin"
+    made.write_bytes(os.urandom(150 * MIB + 777))
+    made.read_bytes()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _dma() -> None:
+    config.override(config.Settings(page_cache_dma="1"))
+
+
+def read(path: Path, **more: object) -> tuple[nobounce.Receipt, bytes]:
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path) as f, device.allocate(f.nbytes + MIB) as buffer:
+        receipt = f.read(buffer, **more)  # type: ignore[arg-type]
+        return receipt, buffer.numpy().tobytes()[: receipt.nbytes]
+
+
+def settled() -> int:
+    """Bytes still pinned once the pool has given back what it holds."""
+    import time
+
+    for _ in range(500):
+        if pagecache_dma._pinned == 0:
+            break
+        time.sleep(0.01)
+    return pagecache_dma._pinned
+
+
+@pytest.mark.parametrize(
+    "where", [{}, {"file_offset": 4096 + 100}, {"nbytes": 70 * MIB, "file_offset": 5 * MIB}]
+)
+def test_cached_bytes_arrive_without_a_relay_and_are_never_called_fastpath(
+    path: Path, where: dict[str, int]
+) -> None:
+    receipt, data = read(path, cache="use", **where)
+    start = where.get("file_offset", 0)
+    assert data == path.read_bytes()[start : start + where.get("nbytes", 1 << 40)]
+    assert receipt.fastpath_bytes == 0
+    assert receipt.cached_bytes == receipt.nbytes
+    assert receipt.host_traffic_bytes < receipt.nbytes  # the DMA worker's part is not relayed
+    assert settled() == 0
+
+
+def test_a_runtime_that_refuses_file_pages_is_relayed_and_not_asked_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = nobounce.Device("sim:0")._runtime
+    asked = 0
+
+    def refuse(*_: object, **__: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise DeviceError("register_host", RuntimeStatus.NotSupported)
+
+    monkeypatch.setattr(runtime, "register_host", refuse)
+    monkeypatch.setattr(pagecache_dma, "_refused", set())
+    for _ in range(2):
+        receipt, data = read(path, cache="use")
+        assert data == path.read_bytes()
+        assert receipt.host_traffic_bytes == 2 * receipt.nbytes
+    assert asked == 1
+    assert settled() == 0
+
+
+def test_what_is_pinned_at_once_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pagecache_dma, "BUDGET", 70 * MIB)
+    receipt, data = read(path, cache="use")
+    assert data == path.read_bytes()
+    assert receipt.host_traffic_bytes >= 2 * 60 * MIB
+    assert settled() == 0
+
+
+def test_C68_a_file_that_shrinks_is_short_and_kills_nobody(path: Path) -> None:
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path) as f, device.allocate(f.nbytes) as buffer:
+        os.truncate(path, 10 * MIB)
+        assert f.read(buffer, cache="use").nbytes == 10 * MIB
+    assert settled() == 0
+
+
+def test_cold_ranges_do_not_go_this_way(path: Path) -> None:
+    receipt, _ = read(path, require="fallback")
+    assert receipt.host_traffic_bytes == 2 * receipt.nbytes
