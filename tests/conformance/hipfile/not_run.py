@@ -9,5 +9,4 @@ NOT_RUN: dict[int, str] = {
     + "the copy kernel; here chunks are copied by the runtime's own copies, and there is no kernel to misuse",
     212: CARD + "looking hipAmdFileRead and hipAmdFileWrite up in a loaded HIP runtime",
     **dict.fromkeys(range(191, 197), "K15, statistics: comes with the counters"),
-    **dict.fromkeys(range(197, 210), "K16, ais-check: comes with check"),
 }
