@@ -152,3 +152,20 @@ def _make(path: Path, head: bytes, data_nbytes: int, *, seed: int) -> None:
 def _write_all(fd: int, data: memoryview) -> None:
     while data:
         data = data[os.write(fd, data) :]
+
+
+def ensure_llama(path: Path, nbytes: int) -> int:
+    """A bf16 file at `path` shaped like an 8B-parameter llama with as many layers as `nbytes` hold; returns its size.
+
+    Made unless one of the right size and header is there. Raises OSError.
+    """
+    small = nbytes < 4 << 30
+    shape = {"hidden": 512, "kv": 128, "inner": 1792, "vocab": 32_000}
+    if not small:
+        shape = {"hidden": 4096, "kv": 1024, "inner": 14_336, "vocab": 128_256}
+    one = sum(e.nbytes for e in llama(**shape, layers=1)) - sum(e.nbytes for e in llama(**shape, layers=0))
+    layers = max(1, (nbytes - sum(e.nbytes for e in llama(**shape, layers=0))) // one)
+    head, data_nbytes = header_of(llama(**shape, layers=layers))
+    if not _agrees(path, head, len(head) + data_nbytes):
+        _make(path, head, data_nbytes, seed=7)
+    return len(head) + data_nbytes
