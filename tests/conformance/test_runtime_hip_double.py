@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from doubles.hip_bindings import HipDouble
 
+from doubles.hip_bindings import HipDouble
 from nobounce.runtimes import hip
 from nobounce.runtimes.gpu import GpuRuntime
 from nobounce.runtimes.gpu_table import ROWS

@@ -69,7 +69,7 @@ class Text:
 class Attributes:
     """hipPointerAttribute_t."""
 
-    def __init__(self, type: int, device: int, managed: int) -> None:  # noqa: A002 - the vendor's name
+    def __init__(self, type: int, device: int, managed: int) -> None:
         self.type, self.device, self.isManaged = type, device, managed
 
 
@@ -89,16 +89,18 @@ def _pointer(value: int) -> Pointer | None:
 
 
 class HipDouble:
-    """Stands for the module; `calls` counts by function, `wait_value` is what the device says it can."""
+    """Stands for the module. `calls` counts by function, `used` are the devices that were current in calls that start one,
+    `wait_value` is what the device says it can."""
 
-    hipError_t = hipError_t
-    hipMemcpyKind = hipMemcpyKind
-    hipDeviceAttribute_t = hipDeviceAttribute_t
+    hipError_t = hipError_t  # noqa: N815
+    hipMemcpyKind = hipMemcpyKind  # noqa: N815
+    hipDeviceAttribute_t = hipDeviceAttribute_t  # noqa: N815
 
     def __init__(self, devices: int = 2, *, wait_value: bool = True) -> None:
         self.sim = SimRuntime(devices=devices)
         self.wait_value = wait_value
         self.calls: dict[str, int] = {}
+        self.used: set[int] = set()
         self._signals: list[Any] = []
         self._waits: list[tuple[Any, int, Any]] = []
         self._more = threading.Condition()
@@ -113,6 +115,8 @@ class HipDouble:
     def _answering(self, name: str, do: Callable[..., Result]) -> Callable[..., Result]:
         def call(*args: Any) -> Result:
             self.calls[name] = self.calls.get(name, 0) + 1
+            if not name.startswith(HARMLESS):
+                self.used.add(self.sim.current_device())
             try:
                 return (hipError_t.hipSuccess, *do(*args))
             except DeviceError as e:
@@ -392,11 +396,25 @@ class HipDouble:
         return ()
 
 
-NOTHING: dict[str, Result] = {
-    name: (None,)
-    for name in ("hipMalloc", "hipMallocAsync", "hipHostMalloc", "hipMallocManaged", "hipGetDeviceCount")
-}
+NOTHING: dict[str, Result] = dict.fromkeys(
+    ("hipMalloc", "hipMallocAsync", "hipHostMalloc", "hipMallocManaged", "hipGetDeviceCount"), (None,)
+)
 """What stands in the place of a result when the call fails."""
+
+
+HARMLESS = (
+    "hipGetDevice",
+    "hipSetDevice",
+    "hipDeviceGet",
+    "hipPointerGet",
+    "hipMemGetAddressRange",
+    "hipStreamGetDevice",
+    "hipGetLastError",
+    "hipGetErrorString",
+    "hipRuntimeGetVersion",
+    "hipDriverGetVersion",
+)
+"""Calls that start no device."""
 
 
 def _kind(kind: Any) -> CopyKind:

@@ -52,6 +52,7 @@ class GpuCore(Runtime):
         self._adapter = adapter
         self._count = count
         self._local = threading.local()
+        self._used: set[int] = set()
         self._streams: dict[int, GpuStream] = {}
         self._events: dict[int, GpuEvent] = {}
         self._pinned_within: dict[int, int] = {}
@@ -84,6 +85,7 @@ class GpuCore(Runtime):
     def _on(self, device: int) -> On:
         """`device` current for this thread inside."""
         if self._count > 1:
+            self._used.add(device)
             return self._adapter.on(device)
         if not getattr(self._local, "started", False):
             self._adapter.start_thread()
@@ -101,7 +103,7 @@ class GpuCore(Runtime):
             return self._on(0)
         touched = self._adapter.touched_device()
         if touched is None:
-            touched = min(self._health, default=None)
+            touched = min(self._used, default=None)
         return self._on(self._current() if touched is None else touched)
 
     def _holder(self, *addresses: int) -> int:

@@ -79,7 +79,6 @@ class HipAdapter(Adapter):
 
     def __init__(self, hip: Any) -> None:
         self._hip = hip
-        self._used: set[int] = set()
 
     def function(self, row: table.Row) -> tuple[str, Call | None]:
         return row.hip or row.op, getattr(self._hip, row.hip, None) if row.hip else None
@@ -97,15 +96,13 @@ class HipAdapter(Adapter):
     # devices
 
     def on(self, device: int) -> _Switched:
-        self._used.add(device)
         return _Switched(self, device)
 
     def start_thread(self) -> None:
         """HIP starts a thread by itself."""
 
     def touched_device(self) -> int | None:
-        current = int(self.get_device())
-        return current if current in self._used else None
+        return None  # HIP does not tell which devices have been started
 
     def set_current(self, device: int) -> None:
         self.set_device(device)  # HIP starts a device at its first use, not here
