@@ -292,8 +292,7 @@ class Driver:
         t = self.table
         ends = hooks.BatchEnds(t.nbytes[slots], t.done[slots], t.way[slots], t.reason[slots])
         seconds = self._scheduler.now() - group.submitted_at
-        for observer in hooks.observers:
-            observer.batch_ended(group, ends, STATUS_NAMES[status], seconds)
+        hooks.batch_ended(group, ends, STATUS_NAMES[status], seconds)
 
     def _bury(self, late: list[int]) -> None:
         """Zombies that have ended at last: their slots are free, if their results have been taken."""

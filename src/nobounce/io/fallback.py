@@ -130,8 +130,8 @@ class Relay:
 
     def _tell(self, nbytes: int, began: float) -> None:
         t = self._target
-        for watcher in hooks.watchers:
-            watcher.copied(t.device_name, self._stream or 0, t.op, nbytes, began, t.runtime.scheduler.now())
+        now = t.runtime.scheduler.now()
+        hooks.copied(t.device_name, self._stream or 0, t.op, nbytes, began, now)
 
     def _settle(self) -> Piece:
         slot, piece, began = self._pending.popleft()

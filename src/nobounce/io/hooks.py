@@ -150,20 +150,42 @@ def remove(observer: Observer) -> None:
 _lock_of_tuples = threading.Lock()
 
 
+def _failed(observer: Observer) -> None:
+    """An observer that fails is a defect of its own: a transfer must end all the same."""
+    _log.exception("%s failed; the transfer is not concerned", type(observer).__name__)
+
+
+def ended(job: Job) -> None:
+    """The end of a transfer that had a job, before anybody who waits for it is told."""
+    for observer in observers:
+        try:
+            observer.ended(job)
+        except Exception:
+            _failed(observer)
+    if job.operation is not None:
+        leave(job.operation, job.receipt, job.error, job.ended_at)
+
+
 def enter(
     op: Op, filename: str, device: str, file_offset: int, nbytes: int, stream: int | None, now: float
 ) -> Operation:
     """Tell the watchers of a new transfer; the operation comes back for `begin` and `leave`."""
     operation = Operation(op, filename, device, file_offset, nbytes, stream, now, threading.get_native_id())
     for watcher in watchers:
-        watcher.entered(operation)
+        try:
+            watcher.entered(operation)
+        except Exception:
+            _failed(watcher)
     return operation
 
 
 def begin(operation: Operation, now: float) -> None:
     operation.started_at = now
     for watcher in watchers:
-        watcher.started(operation)
+        try:
+            watcher.started(operation)
+        except Exception:
+            _failed(watcher)
 
 
 def leave(operation: Operation, receipt: Receipt | None, error: BaseException | None, now: float) -> None:
@@ -172,22 +194,63 @@ def leave(operation: Operation, receipt: Receipt | None, error: BaseException | 
         return
     operation.ended_at, operation.receipt, operation.error = now, receipt, error
     for watcher in watchers:
-        watcher.exited(operation)
+        try:
+            watcher.exited(operation)
+        except Exception:
+            _failed(watcher)
+
+
+def moved(job: Job, chunk: Chunk, began: float, ended: float) -> None:
+    for watcher in watchers:
+        try:
+            watcher.moved(job, chunk, began, ended)
+        except Exception:
+            _failed(watcher)
+
+
+def copied(device: str, stream: int, op: Op, nbytes: int, began: float, ended: float) -> None:
+    for watcher in watchers:
+        try:
+            watcher.copied(device, stream, op, nbytes, began, ended)
+        except Exception:
+            _failed(watcher)
+
+
+def batch_ended(group: Group, ends: BatchEnds, status: str, seconds: float) -> None:
+    for observer in observers:
+        try:
+            observer.batch_ended(group, ends, status, seconds)
+        except Exception:
+            _failed(observer)
 
 
 def routed(request: Request, route: Route) -> None:
     """Tell of the refusals in a route's scores."""
     for score in route.scores:
         if score.backend == "fastpath" and score.refusals:
-            for observer in observers:
-                observer.refused(request.op, request.memory.device, score.refusals, routed=True)
+            _refused(request.op, request.memory.device, score.refusals, True)
+
+
+def _refused(op: Op, device: str, refusals: tuple[Refusal, ...], routed: bool) -> None:
+    for observer in observers:
+        try:
+            observer.refused(op, device, refusals, routed=routed)
+        except Exception:
+            _failed(observer)
 
 
 def unrouted(op: Op, device: str, nbytes: int, stream: int | None, error: RouteError) -> None:
     """Tell of a request that no backend took."""
+    _refused(op, device, error.refusals, False)
+    _unstarted(op, device, nbytes, stream, error)
+
+
+def _unstarted(op: Op, device: str, nbytes: int, stream: int | None, error: BaseException | None) -> None:
     for observer in observers:
-        observer.refused(op, device, error.refusals, routed=False)
-        observer.unstarted(op, device, nbytes, stream, error)
+        try:
+            observer.unstarted(op, device, nbytes, stream, error)
+        except Exception:
+            _failed(observer)
 
 
 class Subject(NamedTuple):
@@ -200,8 +263,7 @@ class Subject(NamedTuple):
     operation: Operation | None
 
     def unstarted(self, error: BaseException, now: float) -> None:
-        for observer in observers:
-            observer.unstarted(self.op, self.device, self.nbytes, self.stream, error)
+        _unstarted(self.op, self.device, self.nbytes, self.stream, error)
         if self.operation is not None:
             leave(self.operation, None, error, now)
 

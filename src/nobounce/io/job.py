@@ -222,10 +222,7 @@ class Job:
         except BaseException as e:
             self.error = e
         self._keep = None
-        for observer in hooks.observers:
-            observer.ended(self)
-        if self.operation is not None:
-            hooks.leave(self.operation, self.receipt, self.error, self.ended_at)
+        hooks.ended(self)
         with self._changed.mutex:
             self.done = True
             self._changed.notify_all()

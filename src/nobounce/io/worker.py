@@ -41,8 +41,7 @@ class Worker:
         began = now()
         self._move(chunk)
         ended = now()
-        for watcher in hooks.watchers:
-            watcher.moved(self._job, chunk, began, ended)
+        hooks.moved(self._job, chunk, began, ended)
 
     def _move(self, chunk: Chunk) -> None:
         try:

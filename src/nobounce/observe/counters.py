@@ -101,7 +101,7 @@ class Counters(Observer):
                 if receipt is not None:
                     self._moved(w, op, device, receipt, job)
                 if error is not None:
-                    backend = getattr(error, "backend", None) or "fallback"
+                    backend = _backend(error)
                     at = self._flow(device, backend, op)
                     w[at + Flow.ERRORS + size_bucket(job.requested)] += 1
             finally:
@@ -161,7 +161,7 @@ class Counters(Observer):
                 w[AT["cancelled"]] += 1
                 return
             w[AT["refused"]] += 1
-            at = self._flow(device, getattr(error, "backend", None) or "fallback", op)
+            at = self._flow(device, _backend(error), op)
             w[at + Flow.ERRORS + size_bucket(max(0, nbytes))] += 1
 
     def refused(self, op: Op, device: str, refusals: tuple[Refusal, ...], *, routed: bool) -> None:
@@ -317,3 +317,8 @@ def _buckets(np: Any, sizes: Any) -> Any:
 
 def _by_bucket(np: Any, sizes: Any) -> Iterable[tuple[int, int]]:
     return enumerate(np.bincount(_buckets(np, sizes)).tolist())
+
+
+def _backend(error: BaseException | None) -> str:
+    named = getattr(error, "backend", None)
+    return named if named in BACKENDS else "fallback"
