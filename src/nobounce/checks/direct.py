@@ -67,13 +67,16 @@ def _missing(machine: Machine, name: str) -> DeviceView:
     if hiding:
         because += "; " + ", ".join(f"{k}={v}" for k, v in hiding.items()) + " may hide it"
     path = "/sys/class/kfd/kfd/topology/nodes" if kind == "hip" else machine.nvidia.read_from
+    if machine.wsl and kind == "hip":  # no KFD there, but the runtime may work
+        best, worst = settle(base, findings)
+        return DeviceView(name, best, worst, tuple(f for f in findings if f.code != "no-device"))
     missing = Finding("device", "no", because, path, code="no-device")
     return DeviceView(name, base, base, (*findings, missing), None, because)
 
 
 def _amd(machine: Machine, gpu: Gpu) -> DeviceView:
     found = amd_access(machine, gpu)
-    blocked = next((f for f in found if f.answer == "no" and f.decides), None)
+    blocked = next((f for f in found if f.code == "no-device"), None)
     library = hip_runtime(machine)
     found.append(
         Finding(
@@ -183,7 +186,7 @@ def _visible_memory(machine: Machine, gpu: Gpu) -> Finding | None:
 
 def _nvidia(machine: Machine, gpu: Gpu) -> DeviceView:
     found = nvidia_access(machine)
-    blocked = next((f for f in found if f.answer == "no" and f.decides), None)
+    blocked = next((f for f in found if f.code == "no-device"), None)
     storage = machine.nvidia_storage
     way = storage.way(gpu.bdf)
     if way == "nvidia-fs":

@@ -69,7 +69,7 @@ def verdict_for(machine: Machine, seen: Look, view: DeviceView, others: Others =
     """Judge one file on one device. `others` are mount points where a file would fare better, nearest first."""
     findings = [*seen.findings, *view.findings]
     if view.absent:
-        return _verdict(machine, seen, view, "impossible", findings, _standing(view.findings, "no"), others)
+        return _verdict(machine, seen, view, "impossible", findings, _absence(view.findings), others)
     if seen.facts is None or seen.without is not None:
         return _verdict(machine, seen, view, seen.without or "impossible", findings, seen.findings, others)
     facts = seen.facts
@@ -113,8 +113,10 @@ def _doubtful(worst: DirectFacts) -> bool:
     return worst.virtual_function == "yes"
 
 
-def _standing(findings: tuple[Finding, ...], answer: str) -> tuple[Finding, ...]:
-    return tuple(f for f in findings if f.decides and f.answer == answer)
+def _absence(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """What makes a device unusable: that it may not be opened, else whatever is missing."""
+    closed = tuple(f for f in findings if f.code == "no-device")
+    return closed or tuple(f for f in findings if f.decides and f.answer == "no")
 
 
 def _explain(refusals: list[Refusal], findings: list[Finding], facts: FileFacts) -> list[Finding]:
