@@ -59,6 +59,7 @@ def test_a_kernel_after_a_gate_sees_what_came_while_it_was_closed() -> None:
     rt.event_record(event, copies)
     rt.event_sync(event)
     gate.open()
+    rt.stream_sync(s)
     assert int(total) == sum(range(1 << 20))
     rt.event_destroy(event)
     for stream in (s, copies):
