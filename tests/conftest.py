@@ -11,6 +11,8 @@ import pytest
 
 from capabilities import MissingCapability, required
 from nobounce import config
+from nobounce.io import hooks
+from nobounce.io.file import _SOURCE
 
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -27,7 +29,9 @@ def reset_config() -> Iterator[None]:
 
 @pytest.fixture
 def fd_guard() -> Iterator[None]:
-    """The test must close every descriptor that it opens."""
+    """The test must close every descriptor that it opens; those the process opens once and keeps are opened before."""
+    hooks.start()
+    _SOURCE.read_bytes("/proc/self/mountinfo")
     before = _descriptors()
     yield
     gc.collect()
