@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from nobounce.cli import check, config, cp, explain, inspect, load, roundtrip
+from nobounce.cli import check, config, cp, explain, inspect, load, roundtrip, stats, topology
 
 app = typer.Typer(
     name="nobounce",
@@ -21,6 +21,8 @@ app.command("check")(check.command)
 app.command("config")(config.command)
 app.command("cp")(cp.command)
 app.command("roundtrip")(roundtrip.command)
+app.command("stats")(stats.command)
+app.command("topology")(topology.command)
 
 
 def _version(show: bool) -> None:
@@ -43,3 +45,7 @@ def _top(
 def main() -> None:
     """Entry point of the `nobounce` command."""
     app()
+
+
+if __name__ == "__main__":
+    main()

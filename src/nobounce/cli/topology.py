@@ -1,0 +1,85 @@
+"""nobounce topology: GPUs, disks and network cards in their places, as a tree, as JSON or as a picture."""
+
+from __future__ import annotations
+
+import io
+from typing import Annotated
+
+import typer
+
+from nobounce.checks.machine import Machine
+from nobounce.checks.svg import draw
+from nobounce.checks.topology import Branch, Topology, as_tree, topology_data, topology_of
+from nobounce.cli.options import Json
+from nobounce.cli.output import DONE, complain, document, emit_json, run, say, table
+from nobounce.config import settings
+from nobounce.errors import FileError, printable
+from nobounce.facts.pci import DISTANCE_TEXT
+from nobounce.facts.source import LiveSource
+
+Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write a picture, too.")]
+
+
+def command(as_json: Json = False, svg: Svg = None) -> None:
+    """Show where GPUs, NVMe disks and network cards sit, and how far each disk is from each GPU."""
+
+    def action() -> int:
+        found = topology_of(Machine(LiveSource(), settings()))
+        if svg is not None:
+            try:
+                with open(svg, "w", encoding="utf-8") as f:
+                    f.write(draw(found))
+            except OSError as e:
+                raise FileError.from_oserror(e, svg, "write") from e
+            complain(f"nobounce topology: wrote {printable(svg)}")
+        if as_json:
+            emit_json(document("topology", **topology_data(found)))
+        else:
+            say(topology_text(found))
+        return DONE
+
+    raise typer.Exit(run("topology", as_json, action))
+
+
+def topology_text(found: Topology) -> str:
+    """The tree, the distances and the links between GPUs."""
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def grow(tree: Tree, branch: Branch) -> None:
+        said = branch.title
+        if branch.device is not None and branch.device.bdf:
+            said += f"  {branch.device.bdf}"
+        if branch.details:
+            said += f"  {branch.details}"
+        here = tree.add(Text(printable(said)))
+        for below in branch.below:
+            grow(here, below)
+
+    tree = Tree(Text("this machine"))
+    for branch in as_tree(found):
+        grow(tree, branch)
+    out = io.StringIO()
+    Console(file=out, width=400, color_system=None).print(tree)
+    parts = ["\n".join(line.rstrip() for line in out.getvalue().splitlines())]
+    if found.ways:
+        rows = [
+            [
+                printable(w.storage),
+                w.gpu,
+                DISTANCE_TEXT[w.distance],
+                {True: "same", False: "other", None: "?"}[w.same_numa_node],
+            ]
+            for w in found.ways
+        ]
+        parts.append(table(["STORAGE", "GPU", "DISTANCE", "NUMA NODE"], rows))
+    if found.links:
+        rows = [
+            [x.one, x.other, x.kind, f"{x.max_bandwidth / 1000:g} GB/s" if x.max_bandwidth else "?"]
+            for x in found.links
+        ]
+        parts.append(table(["GPU", "GPU", "LINK", "BANDWIDTH"], rows))
+    if not found.devices:
+        parts.append("no GPU, NVMe disk or network card found")
+    return "\n\n".join(parts)
