@@ -38,6 +38,16 @@ from nobounce.hipfile.parameters import (
 )
 from nobounce.hipfile.params import Cell
 from nobounce.hipfile.queued import outstanding, read_async, write_async
+from nobounce.hipfile.stats import (
+    OpCounter,
+    PerGpuStats,
+    StatsL1,
+    StatsL2,
+    StatsL3,
+    get_stats_l1,
+    get_stats_l2,
+    get_stats_l3,
+)
 from nobounce.hipfile.status import (
     SUCCESS,
     Error,
@@ -115,11 +125,16 @@ __all__ = [
     "IOEvents",
     "IOParams",
     "NvfsProps",
+    "OpCounter",
     "OpError",
     "Opcode",
+    "PerGpuStats",
     "RDMAInfo",
     "Scores",
     "SizeTParameter",
+    "StatsL1",
+    "StatsL2",
+    "StatsL3",
     "Status",
     "Stream",
     "StringParameter",
@@ -142,6 +157,9 @@ __all__ = [
     "get_parameter_bool",
     "get_parameter_size_t",
     "get_parameter_string",
+    "get_stats_l1",
+    "get_stats_l2",
+    "get_stats_l3",
     "get_version",
     "handle_deregister",
     "handle_register",

@@ -71,8 +71,9 @@ class Server:
     """Listens on the abstract socket and gives the descriptor to each peer that may have it."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self._fd, self._pid = fd, os.getpid()
         self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self, collector: str = "") -> None:
         """Listen, and introduce this process to the collector named, if one is. Never raises: statistics are no reason to fail."""
@@ -90,9 +91,10 @@ class Server:
         if collector:
             self._introduce(collector)
         if self._socket is not None:
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._serve, args=(self._socket,), name="nobounce-stats", daemon=True
-            ).start()
+            )
+            self._thread.start()
 
     def _introduce(self, collector: str) -> None:
         try:
@@ -124,6 +126,11 @@ class Server:
         """Stop listening; readers that hold the descriptor keep it."""
         listener, self._socket = self._socket, None
         if listener is not None:
+            if self._pid == os.getpid():  # in a forked child it is still the parent's socket
+                with contextlib.suppress(OSError):
+                    listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which a mere close does not
+                if self._thread is not None:
+                    self._thread.join(5)
             listener.close()
         if self._fd >= 0:
             os.close(self._fd)

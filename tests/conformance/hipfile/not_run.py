@@ -8,5 +8,4 @@ NOT_RUN: dict[int, str] = {
     163: CARD
     + "the copy kernel; here chunks are copied by the runtime's own copies, and there is no kernel to misuse",
     212: CARD + "looking hipAmdFileRead and hipAmdFileWrite up in a loaded HIP runtime",
-    **dict.fromkeys(range(191, 197), "K15, statistics: comes with the counters"),
 }

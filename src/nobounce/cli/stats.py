@@ -1,0 +1,253 @@
+"""nobounce stats: what a program moved and which way, at its end, or of running ones as they go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nobounce.cli.children import run_program
+from nobounce.cli.options import Json
+from nobounce.cli.output import DONE, NOT_MET, complain, document, run
+from nobounce.errors import ArgumentError, FileError
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from nobounce.observe.attach import Attached
+    from nobounce.observe.snapshot import Stats
+    from nobounce.observe.verify import ProcessIO, Verdict
+
+FORMATS = ("text", "json", "csv", "prometheus")
+
+
+def command(
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- PROGRAM ARGS...", help="The program to run and report on.", show_default=False
+        ),
+    ] = None,
+    pid: Annotated[
+        list[int] | None,
+        typer.Option("--pid", "-p", help="Attach to a running process; may be given several times."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the report there, not to stderr."),
+    ] = None,
+    as_json: Json = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="A row per process, device, backend and direction.")
+    ] = False,
+    as_prometheus: Annotated[bool, typer.Option("--prometheus", help="Prometheus' text format.")] = False,
+    watch: Annotated[
+        str | None, typer.Option(metavar="INTERVAL", help="Show live rates, such as every 1s or 500ms.")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="With --pid: one snapshot, at once.")] = False,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="fastpath", help="Fail with 1 if anything bounced, failed, or nothing moved."),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare with the kernel's own counters.")] = False,
+) -> None:
+    """Run a program, or attach to one, and report bytes by backend, reasons, latencies and errors."""
+
+    def action() -> int:
+        chosen = [f for f, on in zip(FORMATS[1:], (as_json, as_csv, as_prometheus), strict=True) if on]
+        if len(chosen) > 1:
+            raise ArgumentError(f"--{chosen[0]} and --{chosen[1]}: choose one")
+        if bool(program) == bool(pid):
+            raise ArgumentError("give either --pid PID or -- PROGRAM ARGS...")
+        if now and not pid:
+            raise ArgumentError("--now is for --pid")
+        if expect not in (None, "fastpath"):
+            raise ArgumentError(f"--expect {expect!r}: only fastpath can be expected")
+        session = _Session(chosen[0] if chosen else "text", output, parse_interval(watch), expect, verify)
+        return session.launch(program) if program else session.attach(pid or [], now)
+
+    raise typer.Exit(run("stats", as_json, action))
+
+
+def parse_interval(text: str | None) -> float | None:
+    """Seconds of "1s", "500ms", "2". Raises ArgumentError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|)", text.strip())
+    seconds = float(found[1]) / (1000 if found[2] == "ms" else 1) if found else 0.0
+    if not 0.01 <= seconds <= 86400:
+        raise ArgumentError(f"--watch {text!r} is no interval: write 1s or 500ms")
+    return seconds
+
+
+class _Session:
+    def __init__(
+        self, form: str, output: str | None, watch: float | None, expect: str | None, verify: bool
+    ) -> None:
+        self.form, self.output, self.watch, self.expect, self.verify = form, output, watch, expect, verify
+        self._kernel: dict[int, ProcessIO] = {}
+        self._before: dict[int, ProcessIO] = {}
+        self._last: Stats | None = None
+        self._shown_at = time.monotonic()
+
+    def launch(self, program: list[str]) -> int:
+        from nobounce.observe.attach import Collector
+        from nobounce.observe.verify import device_io
+
+        disks = device_io() if self.verify else {}
+        with Collector() as collector:
+
+            def tick(_: subprocess.Popen[bytes]) -> None:
+                self._sample(collector.attached)
+                if self.watch is not None:
+                    self._show(collector.read())
+
+            wanted = self.watch is not None or self.verify
+            code = run_program(
+                program,
+                {"NOBOUNCE_STATS_COLLECTOR": collector.name},
+                tick if wanted else None,
+                every=0.02 if self.verify else 0.1,
+            )
+            parts = collector.read()
+        return self._end(parts, disks, code)
+
+    def attach(self, pids: list[int], now: bool) -> int:
+        from nobounce.observe.attach import attach
+        from nobounce.observe.verify import device_io
+
+        with contextlib.ExitStack() as stack:
+            attached = [stack.enter_context(attach(pid)) for pid in dict.fromkeys(pids)]
+            first = {a.pid: a.read() for a in attached} if self.verify else {}
+            self._sample(attached)
+            self._before = dict(self._kernel)
+            disks = device_io() if self.verify else {}
+            with contextlib.suppress(KeyboardInterrupt):
+                for _ in () if now else _until_gone(attached, min(self.watch or 0.05, 0.05)):
+                    self._sample(attached)
+                    if self.watch is not None:
+                        self._show([a.read() for a in attached])
+            self._sample(attached)
+            parts = [a.read() for a in attached]
+        interval = [p - first[p.pids[0]] for p in parts] if first else None
+        return self._end(parts, disks, DONE, interval)
+
+    def _sample(self, attached: list[Attached]) -> None:
+        """The kernel's counters go with the process: keep the last that could be read."""
+        if self.verify:
+            from nobounce.observe.verify import process_io
+
+            for one in list(attached):
+                found = process_io(one.pid)
+                if found is not None:
+                    self._kernel[one.pid] = found
+
+    def _show(self, parts: list[Stats]) -> None:
+        from nobounce.observe.report_text import rates
+        from nobounce.observe.snapshot import total
+
+        if not parts or self.watch is None or time.monotonic() - self._shown_at < self.watch:
+            return
+        self._shown_at = time.monotonic()
+        current = total(parts)
+        if self._last is not None and set(self._last.pids) <= set(current.pids):
+            interval = current - self._last
+            if self.form == "json":
+                line = json.dumps(document("stats", live=True, total=interval.to_dict()))
+            else:
+                line = rates(interval)
+            complain(line)
+        self._last = current
+
+    def _end(
+        self, parts: list[Stats], disks: dict[str, ProcessIO], code: int, interval: list[Stats] | None = None
+    ) -> int:
+        from nobounce.observe import verify
+        from nobounce.observe.snapshot import total
+
+        verdict: Verdict | None = None
+        if self.verify:
+            kernel = None
+            for pid, found in self._kernel.items():
+                moved = found - self._before[pid] if pid in self._before else found
+                kernel = moved if kernel is None else kernel + moved
+            after = verify.device_io()
+            moved_disks = {n: after[n] - disks[n] for n in after if n in disks}
+            verdict = verify.verify(total(interval if interval is not None else parts), kernel, moved_disks)
+        unmet = self._unmet(parts, verdict)
+        self._write(self._render(parts, verdict, unmet, code))
+        for line in unmet:
+            complain(f"nobounce stats: {line}")
+        return code or (NOT_MET if unmet else DONE)
+
+    def _unmet(self, parts: list[Stats], verdict: Verdict | None) -> list[str]:
+        from nobounce.observe.snapshot import total
+
+        found = []
+        if self.expect is not None:
+            s = total(parts)
+            if s.fallback_bytes or s.errors or not s.fastpath_bytes:
+                found.append(
+                    f"expected fastpath alone: {s.fastpath_bytes} bytes fastpath, {s.fallback_bytes} bytes fallback, {s.errors} errors"
+                )
+        if verdict is not None and verdict.agrees is False:
+            found.append("the kernel's counters disagree")
+        return found
+
+    def _render(self, parts: list[Stats], verdict: Verdict | None, unmet: list[str], code: int) -> str:
+        from nobounce.observe import report_text
+        from nobounce.observe.snapshot import total
+
+        whole = total(parts)
+        if self.form == "csv":
+            return report_text.csv_text(parts)
+        if self.form == "prometheus":
+            return report_text.prometheus(parts)
+        if self.form == "json":
+            fields: dict[str, Any] = {"total": whole.to_dict(), "processes": [p.to_dict() for p in parts]}
+            if verdict is not None:
+                fields["verify"] = verdict.to_dict()
+            return json.dumps(document("stats", exit_code=code, unmet=unmet, **fields), indent=2) + "\n"
+        if not parts:
+            return "nobounce stats: no process used nobounce, or HIPFILE_STATS_LEVEL is 0\n"
+        text = report_text.report(whole, parts)
+        if verdict is not None:
+            text += "".join(f"verify: {line}\n" for line in verdict.lines)
+        return text
+
+    def _write(self, text: str) -> None:
+        if self.output is None:
+            sys.stderr.write(text)
+            return
+        try:
+            with open(self.output, "w", encoding="utf-8", errors="backslashreplace") as f:
+                f.write(text)
+        except OSError as e:
+            raise FileError.from_oserror(e, self.output, "write") from e
+
+
+def _until_gone(attached: list[Attached], pause: float) -> Iterator[None]:
+    """Once a `pause` until every process has ended."""
+    handles: list[int] = []
+    try:
+        for one in attached:
+            with contextlib.suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(one.pid))
+        while handles:
+            import select
+
+            ready, _, _ = select.select(handles, [], [], pause)
+            for fd in ready:
+                handles.remove(fd)
+                os.close(fd)
+            yield
+    finally:
+        for fd in handles:
+            os.close(fd)
