@@ -1,0 +1,64 @@
+"""What the page cache holds: by cachestat, by sampling, and what cannot be learnt."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from capabilities import need
+from nobounce.facts import cachestat, pagecache
+from nobounce.facts.pagecache import drop, residency, sample
+from nobounce.facts.types import Residency
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def fd(tmp_path: Path):  # type: ignore[no-untyped-def]
+    path = tmp_path / "x"
+    path.write_bytes(os.urandom(4 * MIB))
+    opened = os.open(path, os.O_RDONLY)
+    os.fsync(opened)
+    yield opened
+    os.close(opened)
+
+
+def test_cold_warm_and_half(fd: int) -> None:
+    need("cachestat")
+    drop(fd)
+    assert residency(fd, 0, 4 * MIB) == Residency(0, 4 * MIB, "cachestat")
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    os.pread(fd, 2 * MIB, 0)
+    half = residency(fd, 0, 4 * MIB).resident_bytes
+    assert half is not None
+    assert 2 * MIB <= half < 4 * MIB
+    os.pread(fd, 4 * MIB, 0)
+    assert residency(fd, 0, 4 * MIB).resident_bytes == 4 * MIB
+    assert residency(fd, 0, 5).resident_bytes == 5, "never more than was asked about"
+
+
+def test_an_empty_range_holds_nothing(fd: int) -> None:
+    assert residency(fd, 0, 0) == Residency(0, 0, "cachestat")
+
+
+def test_samples_stand_in_where_cachestat_is_refused(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EPERM, "refused")
+
+    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+    os.pread(fd, 4 * MIB, 0)
+    assert pagecache.residency(fd, 0, 4 * MIB) == Residency(4 * MIB, 4 * MIB, "nowait")
+    drop(fd)
+    assert pagecache.residency(fd, 0, 4 * MIB).resident_bytes == 0
+
+
+def test_what_cannot_be_sampled_is_unknown() -> None:
+    read, write = os.pipe()
+    try:
+        assert sample(read, 0, 4096) == Residency(None, 4096, "unknown")
+    finally:
+        os.close(read)
+        os.close(write)
