@@ -11,7 +11,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from nobounce.clock import THREADS, Lock
+from nobounce.clock import THREADS
 from nobounce.io import hooks
 from nobounce.io.batch_group import Group
 from nobounce.io.batch_lanes import Lanes
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class Driver:
     """The requests of one batch, their lanes and their results."""
 
-    def __init__(self, capacity: int, depth: int, lock: Lock, *, use_uring: bool) -> None:
+    def __init__(self, capacity: int, depth: int, lock: threading.Lock, *, use_uring: bool) -> None:
         self.table, self.tally = Table(capacity), Tally()
         self.pool: Engine | None = None
         self._lanes = Lanes(self.table, depth, lock, use_uring=use_uring)

@@ -7,11 +7,12 @@ direct ones (judge.py). A batch's writes therefore run in phases of one kind; re
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nobounce.clock import THREADS, Lock
+from nobounce.clock import THREADS
 from nobounce.errors import InternalError
 from nobounce.io.batch_group import URING_NBYTES, Group
 from nobounce.io.batch_table import QUEUED, Table
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     Parts = list[tuple[Group, Array]]
 
 
-GATHER = 1024
-"""Ends of the ring that are looked at together at most, so that statistics and other threads do not wait for all."""
+GATHER = 256
+"""Ends of the ring that are gathered before they are looked at: more would let errors and statistics wait too long."""
 
 
 class Lanes:
     """The lanes of one batch, made when they are first needed."""
 
-    def __init__(self, table: Table, depth: int, lock: Lock, *, use_uring: bool) -> None:
+    def __init__(self, table: Table, depth: int, lock: threading.Lock, *, use_uring: bool) -> None:
         self._table, self._depth, self._lock = table, depth, lock
         self._use_uring = use_uring
         self.pool: Engine | None = None
@@ -44,6 +45,11 @@ class Lanes:
         self._phases: deque[tuple[bool, Parts]] = deque()
         self._phase, self._phase_running = True, 0
         self.closed = False
+        self._changed = threading.Condition(lock)
+        self._waiter = False
+        """Whether a thread waits for the lanes. It alone takes ends out of them: it would miss what another takes."""
+        self._shared = False
+        """Whether several threads have waited at once: then each end wakes the one who waits."""
 
     # in
 
@@ -135,11 +141,15 @@ class Lanes:
     def take_ring(self) -> tuple[Array, Array] | None:
         """(slots, results) that the ring has ended."""
         lane = self._uring
+        if self._waiter:
+            return None
         return lane.take() if lane is not None and (lane.running or lane.reaped) else None
 
     def take_threads(self) -> list[Outcome]:
         """What the threads have ended."""
-        return self._threads.take() if self._threads is not None and self._threads.busy else []
+        if self._waiter or self._threads is None or not self._threads.busy:
+            return []
+        return self._threads.take()
 
     def refill(self) -> None:
         """Put what has room into the ring; `flush` or `block` hands it over."""
@@ -154,7 +164,19 @@ class Lanes:
             self._uring.flush()
 
     def block(self, need: int, timeout: float | None) -> None:
-        """Wait for about `need` ends, or `timeout` seconds, the batch's lock let go meanwhile."""
+        """Wait for about `need` ends, or `timeout` seconds, the batch's lock let go meanwhile; or while another waits."""
+        if self._waiter:
+            self._shared = True
+            self._changed.wait(timeout)
+            return
+        self._waiter = True
+        try:
+            self._block(need, timeout)
+        finally:
+            self._waiter = False
+            self._changed.notify_all()
+
+    def _block(self, need: int, timeout: float | None) -> None:
         uring, threads = self._uring, self._threads
         busy = threads is not None and threads.busy > 0
         if uring is not None and threads is not None and busy:
@@ -164,7 +186,7 @@ class Lanes:
         if uring is not None and uring.reaped:
             return
         if uring is not None and uring.running:
-            self._block_on_ring(uring, min(need, GATHER), timeout, busy)
+            self._block_on_ring(uring, 1 if self._shared else min(need, GATHER), timeout, busy)
         elif threads is not None and busy:
             with self._unlocked():
                 threads.wait(timeout)
@@ -182,7 +204,7 @@ class Lanes:
                 return
             gathered += uring.reap()
             busy = busy or (self._threads is not None and self._threads.busy > 0)
-            if gathered >= need or timeout is not None or busy or uring.troubled or not uring.queued:
+            if gathered >= need or timeout is not None or busy or self._shared or not uring.queued:
                 return
             uring.fill()
 

@@ -36,9 +36,7 @@ class UringLane:
         self._table = table
         self._queue: deque[tuple[Array, Array]] = deque()  # slots, and their entries for the ring
         self._special = 0
-        self._reaped: list[tuple[Array, Array]] = []
-        self.troubled = False
-        """Whether an error lies ready: others of its file should perhaps not be started."""
+        self._reaped: list[Array] = []
         self._at_least = 1
         self._pending = False
         self.running = 0
@@ -51,7 +49,16 @@ class UringLane:
         return bool(self._queue)
 
     def put(self, slots: Array, op: str, fd: int, address: int) -> None:
-        """Queue reads or writes between one file and one buffer at `address`."""
+        """Queue reads or writes between one file and one buffer at `address`; the first of them start at once."""
+        room = self._depth - self.running
+        if len(slots) > room > 0 and not self._queue:
+            self._queue_up(slots[:room], op, fd, address)
+            self.fill()
+            self.flush()
+            slots = slots[room:]
+        self._queue_up(slots, op, fd, address)
+
+    def _queue_up(self, slots: Array, op: str, fd: int, address: int) -> None:
         t = self._table
         made = uring.blank(len(slots))
         made["opcode"] = uring.OP_READ if op == "read" else uring.OP_WRITE
@@ -110,22 +117,24 @@ class UringLane:
         self._ring.enter(self._at_least, timeout)
 
     def reap(self) -> int:
-        """Take ends out of the ring and keep them for `take`; returns how many that were."""
+        """Take ends out of the ring and keep them for `take`; returns how many that were.
+
+        Until the ring is filled again the storage has less to do, so nothing is decoded here that can wait.
+        """
         found = self._ring.take()
-        keys, results = found["user_data"].view("i8"), found["result"]
         if self._special:
+            keys = found["user_data"]
             ours = keys < _CANCEL
             self._special -= int((~ours).sum())
             if bool((keys == _WAKE).any()):
                 self._armed = False
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
-            keys, results = keys[ours], results[ours]
-        count = len(keys)
+            found = found[ours]
+        count = len(found)
         if count:
             self.running -= count
-            self._reaped.append((keys, results))
-            self.troubled = self.troubled or int(results.min()) < 0
+            self._reaped.append(found)
         return count
 
     @property
@@ -139,12 +148,8 @@ class UringLane:
 
         self.reap()
         reaped, self._reaped = self._reaped, []
-        self.troubled = False
-        if len(reaped) == 1:
-            return reaped[0]
-        if not reaped:
-            return np.zeros(0, np.int64), np.zeros(0, np.int32)
-        return np.concatenate([k for k, _ in reaped]), np.concatenate([r for _, r in reaped])
+        found = reaped[0] if len(reaped) == 1 else np.concatenate([uring.no_ends(), *reaped])
+        return found["user_data"].astype("i8"), found["result"].copy()
 
     def cancel(self, slots: Array) -> None:
         """Ask the kernel to give running requests up; they end all the same, by ECANCELED or as if nothing had been asked."""

@@ -69,20 +69,22 @@ class Relay:
         done, ended = 0, False
         while done < chunk.nbytes and not ended:
             slot = self._slot(pieces)
-            n = min(ring.slot_nbytes, chunk.nbytes - done)
-            moved, ended, error = _host_io(t, slot[0], chunk.file_offset + done, n)
+            at = chunk.file_offset + done
+            lead = at % t.relay_align if chunk.direct else 0
+            n = min(ring.slot_nbytes - lead, chunk.nbytes - done)
+            moved, ended, error = self._fill(slot[0], at, n, lead, direct=chunk.direct)
             if moved:
                 began = t.runtime.scheduler.now() if hooks.watchers else 0.0
                 try:
                     t.runtime.copy_async(
-                        t.address + chunk.buffer_offset + done, slot[0], moved, self._copies()
+                        t.address + chunk.buffer_offset + done, slot[0] + lead, moved, self._copies()
                     )
                     t.runtime.event_record(slot[1], self._copies())
                 except BaseException:
                     ring.release(slot)
                     raise
-                at = chunk.file_offset + done, chunk.buffer_offset + done
-                self._pending.append((slot, Piece("fallback", *at, moved, chunk.reason, True), began))
+                piece = Piece("fallback", at, chunk.buffer_offset + done, moved, chunk.reason, True)
+                self._pending.append((slot, piece, began))
             else:
                 ring.release(slot)
             done += moved
@@ -104,7 +106,8 @@ class Relay:
                 t.runtime.event_sync(slot[1])
                 if hooks.watchers:
                     self._tell(n, began)
-                moved, _, error = _host_io(t, slot[0], chunk.file_offset + done, n)
+                fd = t.relay_fd if chunk.direct else -1
+                moved, _, error = _host_io(t, slot[0], chunk.file_offset + done, n, fd)
             finally:
                 ring.release(slot)
             if moved:
@@ -114,6 +117,17 @@ class Relay:
             if error is not None:
                 raise PartialError(error, pieces) from error
         return pieces, None
+
+    def _fill(
+        self, slot: int, file_offset: int, nbytes: int, lead: int, *, direct: bool
+    ) -> tuple[int, bool, OSError | None]:
+        """Read into a slot, `lead` bytes behind its start: (bytes, end of file met, error)."""
+        t = self._target
+        if not direct:
+            return _host_io(t, slot, file_offset, nbytes)
+        ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
+        moved, ended, error = _host_io(t, slot, file_offset - lead, ask, t.relay_fd)
+        return max(0, min(moved - lead, nbytes)), ended and moved < lead + nbytes, error
 
     def _copies(self) -> int:
         if self._stream is None:
@@ -177,33 +191,38 @@ class PartialError(Exception):
         self.error, self.pieces = error, pieces
 
 
-def _host_io(t: Target, address: int, file_offset: int, nbytes: int) -> tuple[int, bool, OSError | None]:
-    """pread or pwrite until done: (bytes moved, end of file met, error)."""
+def _host_io(
+    t: Target, address: int, file_offset: int, nbytes: int, direct_fd: int = -1
+) -> tuple[int, bool, OSError | None]:
+    """pread or pwrite until done: (bytes moved, end of file met, error). With `direct_fd` by O_DIRECT as far as that goes."""
     call = rawio.pread_into if t.op == "read" else rawio.pwrite_from
-    flags = _flags(t)
+    fd = direct_fd if direct_fd >= 0 else t.buffered_fd
+    flags = _flags(t) if fd == t.buffered_fd else 0
     done = 0
-    ended = False
     while done < nbytes:
         ask = min(nbytes - done, t.max_nbytes, MAX_RW_COUNT)
         try:
-            moved = call(
-                t.buffered_fd, address + done, ask, file_offset + done, flags, scheduler=t.runtime.scheduler
-            )
+            moved = call(fd, address + done, ask, file_offset + done, flags, scheduler=t.runtime.scheduler)
         except OSError as e:
             if e.errno == errno.EINTR:
                 continue
             if flags and e.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                _no_dontcache.add(os.fstat(t.buffered_fd).st_dev)
+                _no_dontcache.add(os.fstat(fd).st_dev)
                 flags = 0
+                continue
+            if fd == direct_fd and e.errno == errno.EINVAL:
+                fd, flags = (
+                    t.buffered_fd,
+                    _flags(t),
+                )  # a short transfer left an unaligned rest, or worse: O_DIRECT is done
                 continue
             return done, False, e
         if moved == 0:
             if t.op == "write":
                 return done, False, OSError(errno.EIO, "pwrite wrote nothing")
-            ended = True
-            break
+            return done, True, None
         done += moved
-    return done, ended, None
+    return done, False, None
 
 
 def _flags(t: Target) -> int:

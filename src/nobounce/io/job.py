@@ -17,8 +17,8 @@ from nobounce.io.evidence import MIN_NBYTES
 from nobounce.io.pagecache_dma import GiveBack
 from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
-from nobounce.io.target import Chunk, Piece, Target
-from nobounce.io.worker import CACHED_CODES, Worker
+from nobounce.io.target import CACHED_CODES, Chunk, Piece, Target
+from nobounce.io.worker import Worker
 from nobounce.route.types import CachedRange
 
 PAGE = 4096

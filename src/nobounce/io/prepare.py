@@ -17,7 +17,7 @@ from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
 from nobounce.io.target import Target, cut
 from nobounce.route.judge import judge
-from nobounce.route.scores import alignments
+from nobounce.route.scores import UNREPORTED_ALIGN, alignments, file_refusals
 from nobounce.route.types import (
     CACHE,
     REQUIRE,
@@ -113,7 +113,7 @@ def make_request(
         cache=cache,
         earlier_failure=file._failed.get(device.name),
     )
-    if cache == "auto" and op == "read" and require == "auto" and usable and size > 0 and file_offset >= 0:
+    if cache == "auto" and op == "read" and require == "auto" and size > 0 and file_offset >= 0:
         request = dataclasses.replace(request, cached=cached_ranges(file.fileno(), file_offset, size))
     return request
 
@@ -147,7 +147,8 @@ def make_job(
     if ring is not None and request.op == "read":
         ring_workers, dma = relay_shares(request.settings.page_cache_dma, device.capabilities.page_cache_dma)
         width = max(1, (min(width, ring_workers) if ahead else ring_workers) + dma)
-    chunks, epilogue = cut(route, request.op, chunk_nbytes)
+    relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0
+    chunks, epilogue = cut(route, request.op, chunk_nbytes, relay_align)
     target = make_target(
         file,
         request,
@@ -158,6 +159,8 @@ def make_job(
         dma_workers=dma,
         one_call=one_call,
     )
+    if relay_align:
+        target.relay_fd, target.relay_align = file._descriptor("direct"), relay_align
 
     def remember(code: int) -> None:
         file._failed[device.name] = code
@@ -178,6 +181,19 @@ def make_job(
         operation=operation,
         hand_over=pool.submit,
     )
+
+
+def relay_alignment(file: File, request: Request) -> int:
+    """Alignment with which a relay may read or write this file by O_DIRECT; 0 where it may not or should not."""
+    if request.cache == "use":
+        return 0
+    facts = file.facts()
+    plain = dataclasses.replace(
+        request, file=facts, direct=dataclasses.replace(request.direct, file_rule="probe")
+    )
+    if file_refusals(plain):
+        return 0
+    return max(facts.dio_offset_align or UNREPORTED_ALIGN, facts.dio_mem_align or UNREPORTED_ALIGN)
 
 
 def make_target(

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nobounce.io.bounce import Ring
-from nobounce.route.types import BackendName, MemoryKind, Op, Reason, Route
+from nobounce.route.types import BackendName, MemoryKind, Op, Reason, Route, RouteSegment
 from nobounce.runtimes.base import DirectIO, Runtime
+
+PAGE = 4096
+CACHED_CODES = ("cached", "cache-use")
+"""Reasons of bytes that come from the page cache by choice."""
 
 
 class Chunk(NamedTuple):
@@ -18,6 +22,8 @@ class Chunk(NamedTuple):
     buffer_offset: int
     nbytes: int
     reason: Reason
+    direct: bool = False
+    """For a relay: the host's side is O_DIRECT, so that no page stays behind and the CPU copies nothing."""
 
 
 class Piece(NamedTuple):
@@ -58,14 +64,17 @@ class Target:
     slots: int = 2
     populate: bool = False
     """btrfs does not fault memory in during a direct read: what is not there yet it reads through the page cache."""
+    relay_fd: int = -1
+    """The O_DIRECT descriptor for a relay's own reads and writes; -1 where the file has no direct I/O."""
+    relay_align: int = 4096
     dma_workers: int = 0
     """How many workers may read page-cached ranges straight out of the page cache (pagecache_dma)."""
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
 
 
-def cut(route: Route, op: Op, chunk_nbytes: int) -> tuple[list[Chunk], list[Chunk]]:
-    """(chunks, epilogue) of a route.
+def cut(route: Route, op: Op, chunk_nbytes: int, relay_align: int = 0) -> tuple[list[Chunk], list[Chunk]]:
+    """(chunks, epilogue) of a route. `relay_align`: what is not cached is relayed by O_DIRECT with this alignment.
 
     Direct and cached runs are cut to `chunk_nbytes`. The unaligned edges of a write that also has a direct part are the
     epilogue: they go last, because buffered and direct bytes under way at once could land in one page (judge.py).
@@ -75,7 +84,22 @@ def cut(route: Route, op: Op, chunk_nbytes: int) -> tuple[list[Chunk], list[Chun
     mixed = op == "write" and any(s.backend == "fastpath" for s in route.segments)
     for s in route.segments:
         into = epilogue if mixed and s.backend == "fallback" else chunks
-        for start in range(0, s.nbytes, chunk_nbytes):
-            n = min(chunk_nbytes, s.nbytes - start)
-            into.append(Chunk(s.backend, s.file_offset + start, s.buffer_offset + start, n, s.reason))
+        relayed = bool(relay_align) and s.backend == "fallback" and s.reason.code not in CACHED_CODES
+        first, last = s.file_offset, s.file_offset + s.nbytes
+        if relayed and op == "write":
+            grain = max(relay_align, PAGE)
+            first, last = -(-first // grain) * grain, last // grain * grain
+            edges = ((s.file_offset, first), (last, s.file_offset + s.nbytes)) if first < last else ()
+            relayed = bool(edges)
+            if not relayed:
+                first, last = s.file_offset, s.file_offset + s.nbytes
+            epilogue += [_part(s, a, b) for a, b in edges if a < b]
+        into += [
+            _part(s, a, min(a + chunk_nbytes, last))._replace(direct=relayed)
+            for a in range(first, last, chunk_nbytes)
+        ]
     return chunks, epilogue
+
+
+def _part(s: RouteSegment, start: int, end: int) -> Chunk:
+    return Chunk(s.backend, start, s.buffer_offset + start - s.file_offset, end - start, s.reason)

@@ -65,6 +65,13 @@ def _syscall(number: int, *arguments: int) -> int:
     return result
 
 
+def no_ends() -> Array:
+    """What `Ring.take` returns when nothing has ended."""
+    import numpy as np
+
+    return np.zeros(0, _cqe_dtype())
+
+
 class _Wait(ctypes.Structure):
     """struct io_uring_getevents_arg with the timespec it points to behind it."""
 
@@ -162,11 +169,13 @@ class Ring:
         sqes = self._map_one(64 * entries, _OFF_SQES)
         self.depth = entries
         self._sq_mask, self._cq_mask = entries - 1, completions - 1
-        self._sq_head, self._sq_tail = _words(ring, sq[0], 1), _words(ring, sq[1], 1)
-        self._cq_head, self._cq_tail = _words(ring, cq[0], 1), _words(ring, cq[1], 1)
+        word = ctypes.c_uint32.from_address
+        self._sq_head, self._sq_tail = word(ring + sq[0]), word(ring + sq[1])
+        self._cq_head, self._cq_tail = word(ring + cq[0]), word(ring + cq[1])
         self._sqes = _array(sqes, 64 * entries).view("u8").reshape(entries, ENTRY_WORDS)
-        self._cqes = _array(ring + cq[5], 16 * completions).view(_cqe_dtype())
-        _words(ring, sq[6], entries)[:] = np.arange(entries, dtype=np.uint32)
+        self._cqes = _array(ring + cq[5], 16 * completions).view("u8").reshape(completions, 2)
+        self._end = _cqe_dtype()
+        _array(ring + sq[6], 4 * entries).view("u4")[:] = np.arange(entries, dtype=np.uint32)
 
     def _map_one(self, nbytes: int, offset: int) -> int:
         address: int = _libc.mmap(0, nbytes, _PROT_READ_WRITE, _MAP_SHARED_POPULATE, self._fd, offset)
@@ -179,12 +188,12 @@ class Ring:
     @property
     def in_flight(self) -> int:
         """Requests put in whose completions have not been taken out."""
-        return (int(self._sq_tail[0]) - int(self._cq_head[0])) & 0xFFFFFFFF
+        return (self._sq_tail.value - self._cq_head.value) & 0xFFFFFFFF
 
     @property
     def waiting(self) -> int:
         """Completions that lie ready."""
-        return (int(self._cq_tail[0]) - int(self._cq_head[0])) & 0xFFFFFFFF
+        return (self._cq_tail.value - self._cq_head.value) & 0xFFFFFFFF
 
     @property
     def room(self) -> int:
@@ -193,20 +202,20 @@ class Ring:
 
     def put(self, entries: Array) -> None:
         """Put entries (`words`) into the submission ring, at most `room` of them. `enter` hands them over."""
-        tail, n = int(self._sq_tail[0]), len(entries)
+        tail, n = self._sq_tail.value, len(entries)
         at = tail & self._sq_mask
         first = min(n, self.depth - at)
         self._sqes[at : at + first] = entries[:first]
         if first < n:
             self._sqes[: n - first] = entries[first:]
-        self._sq_tail[0] = (tail + n) & 0xFFFFFFFF
+        self._sq_tail.value = (tail + n) & 0xFFFFFFFF
 
     def enter(self, at_least: int = 0, timeout: float | None = None) -> None:
         """Hand over what was put in, then wait for completions: `at_least` of them, or `timeout` seconds, or a signal.
 
         Raises OSError for what is the ring's own failure; a request's failure is its completion's result.
         """
-        pending = (int(self._sq_tail[0]) - int(self._sq_head[0])) & 0xFFFFFFFF
+        pending = (self._sq_tail.value - self._sq_head.value) & 0xFFFFFFFF
         flags, argument, nbytes = _ENTER_GETEVENTS, 0, 0
         if timeout is not None and at_least:
             wait = _Wait()
@@ -224,18 +233,18 @@ class Ring:
 
     def take(self) -> Array:
         """Every completion that lies ready, copied out: user_data, result (a count or minus an errno)."""
-        import numpy as np
-
-        head, tail = int(self._cq_head[0]), int(self._cq_tail[0])
+        head, tail = self._cq_head.value, self._cq_tail.value
         n = (tail - head) & 0xFFFFFFFF
         with self._barrier:
             at = head & self._cq_mask
             first = min(n, self._cq_mask + 1 - at)
             found = self._cqes[at : at + first].copy()
             if first < n:
+                import numpy as np
+
                 found = np.concatenate([found, self._cqes[: n - first]])
-        self._cq_head[0] = tail
-        return found
+        self._cq_head.value = tail
+        return found.view(self._end).reshape(n)
 
     def close(self) -> None:
         """Give the rings back; nothing may be in flight. In a forked child only its own mappings and descriptor go."""
@@ -253,10 +262,6 @@ def _array(address: int, nbytes: int) -> Array:
 
     memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
     return np.frombuffer(memory, dtype=np.uint8)
-
-
-def _words(base: int, offset: int, count: int) -> Array:
-    return _array(base + offset, 4 * count).view("u4")
 
 
 _why_not: str | None = None

@@ -10,14 +10,13 @@ from nobounce.io import fallback, fastpath, hooks
 from nobounce.io.evidence import Meter
 from nobounce.io.pagecache_dma import WINDOW, PageCacheDma
 from nobounce.io.receipt import Retry
-from nobounce.io.target import Chunk, Piece
+from nobounce.io.target import CACHED_CODES, Chunk, Piece
 from nobounce.route.types import Reason
 
 if TYPE_CHECKING:
     from nobounce.io.job import Job
 
 RETRIED = Reason("direct-failed", "the direct path failed and fallback repeated the bytes in their place")
-CACHED_CODES = ("cached", "cache-use")
 
 
 class Worker:

@@ -57,7 +57,11 @@ def judge(request: Request) -> Route:
     if hard:
         if only_direct or not fallback.accepts:
             raise _refused(request, (*hard, *(() if request.require == "fastpath" else fallback.refusals)))
-        return Route((_whole(request, _reason(hard[0])),), scores)
+        if request.cache == "use":
+            return Route((_whole(request, CACHE_USE),), scores)
+        # The page cache is the cheaper way through host memory too: a device may read it without a relay.
+        whole = request.file_offset, request.file_offset + request.nbytes
+        return Route(tuple(_merge(_by_residency(request, *whole, _reason(hard[0])))), scores)
     if only_direct:
         misses = alignment_refusals(request)
         if misses:
@@ -146,7 +150,8 @@ def _edge_reason(request: Request) -> Reason:
     return _reason(misses[-1]) if misses else EDGE
 
 
-def _by_residency(request: Request, first: int, last: int) -> Iterator[RouteSegment]:
+def _by_residency(request: Request, first: int, last: int, cold: Reason = DIRECT) -> Iterator[RouteSegment]:
+    """[first, last) in turns: what the page cache holds from there, the rest the `cold` way."""
     position = first
     if request.cache == "auto" and request.op == "read":
         # `first` suits file and memory, so every place a multiple of both alignments behind it does too.
@@ -158,11 +163,11 @@ def _by_residency(request: Request, first: int, last: int) -> Iterator[RouteSegm
             if not piece.resident or finish <= begin:
                 continue
             if position < begin:
-                yield _segment(request, position, begin, DIRECT)
+                yield _segment(request, position, begin, cold)
             yield _segment(request, begin, finish, CACHED)
             position = finish
     if position < last:
-        yield _segment(request, position, last, DIRECT)
+        yield _segment(request, position, last, cold)
 
 
 def _merge(segments: Iterator[RouteSegment]) -> Iterator[RouteSegment]:

@@ -69,11 +69,16 @@ def judge_many(
         elif hard:
             hopeless = only_direct or not accepts
             reason = Reason(hard[0].code, hard[0].sentence, hard[0].cure)
+            if request.cache == "use":
+                reason = CACHE_USE
         else:
             reason = CACHE_USE
         kinds[:] = REFUSED if hopeless else WHOLE
         listed = (reason,)
         reasons[:] = 0
+        asks = cached is not None and request.cache == "auto" and request.op == "read"
+        if asks and hard and not hopeless and request.require == "auto":
+            kinds[cached] = SPLIT
     else:
         misses = _misses(request, file_offset, nbytes, buffer_offset)
         any_miss = misses[0] | misses[1] | misses[2]

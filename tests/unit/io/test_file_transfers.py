@@ -444,7 +444,7 @@ def test_the_direct_descriptor_is_opened_lazily_and_all_are_closed(
         before = count()
         f = nobounce.open(path)
         assert count() == before + 1
-        f.read(buffer, require="fallback")
+        f.read(buffer, require="fallback", cache="use")
         assert count() == before + 1
         f.read(buffer)
         assert count() == before + 2
