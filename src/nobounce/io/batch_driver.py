@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS
