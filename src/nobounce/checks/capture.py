@@ -7,6 +7,7 @@ and UUIDs become tokens, the same one wherever the same text stood, so that what
 from __future__ import annotations
 
 import io
+import ipaddress
 import json
 import re
 import tarfile
@@ -20,9 +21,7 @@ MOST_NBYTES = 1 << 28
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}(?:[0-9a-fA-F]{2}:?)*[0-9a-fA-F]{2}\b")
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
-_IPV6 = re.compile(
-    r"(?<![0-9a-fA-F:.])(?:[0-9a-fA-F]{1,4}:){2,7}(?::|[0-9a-fA-F]{1,4})(?:[0-9a-fA-F:]*)(?![0-9a-fA-F:.])"
-)
+_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:.])")
 _BDF_LIKE = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}(\.[0-7])?)?")
 _LVM = re.compile(r"\b(LVM-)[0-9A-Za-z]{64}\b")
 _NQN = re.compile(r"\bnqn\.[^\s,\"]+")
@@ -31,8 +30,14 @@ _HEXID = re.compile(r"\b(GPU-|MIG-)[0-9a-fA-F-]{8,}\b")
 _SERIAL_FILES = re.compile(
     r"/(serial|wwid|nguid|eui|uuid|unique_id|serial_number|hostid|hostnqn|subsysnqn|address)$"
 )
-_SYSTEM = ("/sys/", "/proc/", "/dev/")
-_NAMES = ("listdir", "readlink", "realpath")
+_SYSTEM = ("/sys/", "/proc/")
+_NAMING = ("/cmdline", "/mountinfo", "/cgroup", "/backing_file", "/dm/name")
+"""Files of the system in which people's names for things stand; in the others a host name is a coincidence."""
+_COMMON = frozenset(
+    {"box", "class", "data", "debian", "dev", "fedora", "host", "linux", "localhost", "mapper", "node", "pci"}
+    | {"proc", "server", "sys", "ubuntu", "vm"}
+)
+"""Host names that identify nobody, and that stand in too many other places."""
 _UNIQUE_ID = re.compile(r"(?m)^(unique_id )(\d+)")
 
 
@@ -40,10 +45,9 @@ class Scrubber:
     """Replaces what names a machine, consistently."""
 
     def __init__(self, host_names: list[str]) -> None:
-        words = sorted(
-            {w for name in host_names for w in (name, name.partition(".")[0]) if len(w) > 1}, key=len
-        )
-        self._hosts = [re.compile(rf"(?<![\w-]){re.escape(w)}(?![\w-])") for w in reversed(words)]
+        words = {w for name in host_names for w in (name, name.partition(".")[0]) if len(w) > 1}
+        known = sorted(words - _COMMON, key=len, reverse=True)
+        self._hosts = [re.compile(rf"(?<![A-Za-z0-9]){re.escape(w)}(?![A-Za-z0-9=])") for w in known]
         self._tokens: dict[tuple[str, str], str] = {}
 
     def _token(self, kind: str, found: str) -> str:
@@ -63,7 +67,7 @@ class Scrubber:
         return self._tokens[key]
 
     def text(self, found: str, *, hosts: bool = True) -> str:
-        """The text with every name replaced; without `hosts`, host names stay: a host may be called node0."""
+        """The text with every name replaced; without `hosts`, host names stay: a host may be called as a device is."""
         found = _NQN.sub(lambda m: f"nqn.{self._token('subsystem', m[0])}", found)
         found = _LVM.sub(lambda m: m[1] + self._token("lvm", m[0]), found)
         found = _HEXID.sub(lambda m: m[1] + self._token("gpu", m[0]), found)
@@ -78,8 +82,11 @@ class Scrubber:
         return found
 
     def _ipv6(self, match: re.Match[str]) -> str:
-        whole = match[0]
-        return whole if _BDF_LIKE.match(whole) and "::" not in whole else self._token("ipv6", whole)
+        try:
+            ipaddress.IPv6Address(match[0])
+        except ValueError:
+            return match[0]
+        return self._token("ipv6", match[0])
 
     def answer(self, key: str, answer: dict[str, Any]) -> dict[str, Any]:
         """One answer of a capture."""
@@ -92,8 +99,8 @@ class Scrubber:
             value = [value[0], "host", *value[2:]]
         elif question == "read" and _SERIAL_FILES.search(path) and not path.endswith("/dm/uuid"):
             value = self._identity(path, str(value))
-        names = question in _NAMES and path.startswith(_SYSTEM)
-        return {"value": self.value(value, hosts=not names)}
+        tells = not path.startswith(_SYSTEM) or path.endswith(_NAMING)
+        return {"value": self.value(value, hosts=tells)}
 
     def _identity(self, path: str, value: str) -> str:
         """A serial number, or an NVMe controller's address, which is a PCI address for a local one."""

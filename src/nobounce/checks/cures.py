@@ -14,6 +14,7 @@ from nobounce.checks.conditions import DeviceView
 from nobounce.checks.files import Look
 from nobounce.checks.findings import Cure, Finding, VerdictName
 from nobounce.checks.machine import Machine
+from nobounce.facts.block import BlockNode
 
 Others = Callable[[], Sequence[str]]
 """Mount points where a file would go direct on the device asked for, nearest first."""
@@ -114,7 +115,9 @@ def _move(seen: Look, others: Others) -> Priced:
     there = [m for m in others() if m != here]
     if there:
         target = there[0].rstrip("/") + "/"
-        return _MOVE, Cure(f"copy the file to {there[0]}", shlex.join(["cp", "--", seen.path, target]))
+        return _MOVE, Cure(
+            f"copy the file to {there[0]}{_if_it_may(seen)}", shlex.join(["cp", "--", seen.path, target])
+        )
     if seen.facts is not None and seen.facts.kind == "block":
         return _ELSEWHERE, Cure(
             "read from a disk that supports O_DIRECT: a local NVMe disk, directly or through LVM"
@@ -123,6 +126,17 @@ def _move(seen: Look, others: Others) -> Priced:
         "move the file to an xfs or ext4 file system on a local NVMe disk (directly or through LVM): none is mounted here",
         "lsblk --output NAME,TYPE,TRAN,FSTYPE,MOUNTPOINT",
     )
+
+
+def _if_it_may(seen: Look) -> str:
+    """What the copy would lack: encryption and redundancy are the reader's to judge, not ours to give up."""
+    kinds = {kind for stack in seen.stacks for kind in _kinds(stack)}
+    lacks = [said for kind, said in (("crypt", "unencrypted"), ("md", "without MD RAID")) if kind in kinds]
+    return f", if it may lie {' and '.join(lacks)} there" if lacks else ""
+
+
+def _kinds(node: BlockNode) -> list[str]:
+    return [node.kind, *(kind for below in node.below for kind in _kinds(below))]
 
 
 def _journal(seen: Look, others: Others) -> Priced:

@@ -106,6 +106,8 @@ def test_every_block_stack(name: str) -> None:
         assert found.decided_by[0].read_from.startswith("/sys/")
         assert found.cure is not None
         assert found.cure.command == "cp -- /s/m /data/"
+        assert ("if it may lie unencrypted there" in found.cure.sentence) == ("crypt" in name)
+        assert ("without MD RAID" in found.cure.sentence) == ("md" in name.split())
 
 
 @pytest.mark.parametrize("name", STACKS)
