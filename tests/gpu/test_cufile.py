@@ -47,7 +47,7 @@ def test_cufile_in_compatibility_mode_is_no_fastpath(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=tmp_path,
+        env={**os.environ, "CUFILE_LOGFILE_PATH": os.devnull},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "no-nvidia-fs", "65536", "True", "True", "0", "0"], done.stdout

@@ -87,6 +87,14 @@ class Gate(ABC):
     def open(self) -> None:
         """Let the stream go on. Any thread, any number of times."""
 
+    def look(self) -> bool:
+        """Whether the stream is known to have got here; calls `on_reached` in this thread if nobody has yet.
+
+        For a thread that waits anyway: it sees the stream arrive sooner than the runtime's own thread wakes up. A
+        runtime that needs no looking says False.
+        """
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class DirectCounters:

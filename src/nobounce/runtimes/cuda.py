@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +38,25 @@ _WORD = 64
 
 _HOST, _DEVICE = 1, 2  # CUmemorytype
 
+POINTER_ATTRIBUTES = ("MEMORY_TYPE", "DEVICE_ORDINAL", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE")
+
+
+class _Pointer(ctypes.Structure):
+    """What cuPointerGetAttributes answers for `POINTER_ATTRIBUTES`, with room to spare for each."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in POINTER_ATTRIBUTES)
+
+
+class _Query(threading.local):
+    """One thread's answer and the addresses of its fields."""
+
+    def __init__(self) -> None:
+        self.answer = _Pointer()
+        base = ctypes.addressof(self.answer)
+        self.fields = (ctypes.c_void_p * len(POINTER_ATTRIBUTES))(
+            *(base + getattr(_Pointer, name).offset for name in POINTER_ATTRIBUTES)
+        )
+
 
 class _Pushed:
     """A primary context that is current inside. Stateless, so one object per device serves every thread."""
@@ -62,10 +82,12 @@ class CudaAdapter(Adapter):
     def __init__(self, driver: Any, runtime: Any) -> None:
         self._driver, self._runtime = driver, runtime
         self._contexts: dict[int, _Pushed] = {}
-        self._pointer_attributes = [
-            getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
-            for name in ("MEMORY_TYPE", "DEVICE_ORDINAL", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE")
+        wanted = [
+            int(getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{n}")) for n in POINTER_ATTRIBUTES
         ]
+        self._wanted = (ctypes.c_int * len(wanted))(*wanted)
+        self._query = _Query()
+        self._ask: Call | None = None
 
     def function(self, row: table.Row) -> tuple[str, Call | None]:
         module, _, name = row.cuda.partition(":")
@@ -119,18 +141,22 @@ class CudaAdapter(Adapter):
     # devices and pointers
 
     def pointer_info(self, address: int) -> PointerInfo:
-        wanted = self._pointer_attributes
-        status, values = self._driver.cuPointerGetAttributes(len(wanted), wanted, address)
-        if status:
+        """By ctypes: cuda-bindings 13.1 to 13.3 answer 0 for every device ordinal (quirks.py)."""
+        if self._ask is None:
+            self._ask = ctypes.CDLL("libcuda.so.1").cuPointerGetAttributes
+        query = self._query
+        ctypes.memset(ctypes.addressof(query.answer), 0, ctypes.sizeof(_Pointer))
+        status = self._ask(len(self._wanted), self._wanted, query.fields, ctypes.c_uint64(address))
+        found = query.answer
+        if status or found.MEMORY_TYPE not in (_HOST, _DEVICE):
             return PointerInfo(MemoryKind.PAGEABLE, None, 0, 0)
-        kind, device, managed, base, nbytes = (0 if v is None else int(v) for v in values)
-        if managed:
-            return PointerInfo(MemoryKind.MANAGED, max(device, 0), base, nbytes)
-        if kind == _DEVICE:
+        device = found.DEVICE_ORDINAL & 0x7FFFFFFF
+        base, nbytes = int(found.RANGE_START_ADDR), int(found.RANGE_SIZE)
+        if found.IS_MANAGED & 0xFF:
+            return PointerInfo(MemoryKind.MANAGED, device, base, nbytes)
+        if found.MEMORY_TYPE == _DEVICE:
             return PointerInfo(MemoryKind.DEVICE, device, base, nbytes)
-        if kind == _HOST:
-            return PointerInfo(MemoryKind.PINNED, None, base, nbytes)
-        return PointerInfo(MemoryKind.PAGEABLE, None, 0, 0)
+        return PointerInfo(MemoryKind.PINNED, None, base, nbytes)
 
     def device_info(self, device: int) -> DeviceInfo:
         raw = bytes(self.device_uuid(device).bytes)[:16].hex()

@@ -113,6 +113,7 @@ class CuFileDirect(DirectIO):
                 "pip install nobounce[cuda]",
             )
             return
+        os.environ.setdefault("CUFILE_LOGFILE_PATH", os.devnull)  # else it writes cufile.log where it stands
         try:
             flags = cufile.BoolConfigParameter
             with contextlib.suppress(

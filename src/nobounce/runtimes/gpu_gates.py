@@ -67,6 +67,9 @@ class GpuGate(Gate):
     def open(self) -> None:
         self._gates._open(self)
 
+    def look(self) -> bool:
+        return self._gates._look(self)
+
     def is_reached(self) -> bool:
         return self._pair.reached.value >= self._ticket
 
@@ -119,12 +122,13 @@ class Gates:
                 self._scheduler.spawn(self._watch, name=f"nobounce-{self._adapter.name}-gates")
         with lock:  # write and wait belong together: another gate's write between them would come too early
             gate = GpuGate(self, pair, stream, on_reached)
-            self._enter(gate)  # first, so that the watcher is awake by the time the stream has written
             try:
                 self._adapter.write_value(handle, ctypes.addressof(pair.reached), gate._ticket, WRITE_DEFAULT)
             except NobounceError:
-                self._drop(gate)
+                with self._changed:
+                    self._free.append(pair)
                 raise
+            self._enter(gate)  # before the wait: the watcher wakes up while that is submitted
             try:
                 self._adapter.wait_value(handle, ctypes.addressof(pair.go), gate._ticket, WAIT_GEQ)
             except NobounceError:
@@ -183,16 +187,6 @@ class Gates:
             self._shut.add(gate)
             self._happened()
 
-    def _drop(self, gate: GpuGate) -> None:
-        """The stream never got it."""
-        with self._changed:
-            queue = self._queues[gate._stream]
-            queue.remove(gate)
-            if not queue:
-                del self._queues[gate._stream]
-            self._shut.discard(gate)
-            self._free.append(gate._pair)
-
     def _open(self, gate: GpuGate) -> None:
         with self._changed:
             if gate._opened:
@@ -237,23 +231,33 @@ class Gates:
                 if version == self._version:
                     self._changed.wait(pause)
 
+    def _look(self, gate: GpuGate) -> bool:
+        while not gate._passed:
+            with self._changed:
+                queue = self._queues.get(gate._stream)
+                head = queue[0] if queue else None
+            if head is None or not head.is_reached():
+                break
+            self._pass([head])
+        return gate._passed
+
     def _pass(self, passed: list[GpuGate]) -> None:
+        mine: list[GpuGate] = []
         with self._changed:
             for gate in passed:
                 queue = self._queues.get(gate._stream)
                 if not queue or queue[0] is not gate:
-                    continue  # dropped
+                    continue  # somebody else looked
                 queue.popleft()
                 if not queue:
                     del self._queues[gate._stream]
                 gate._passed = True
                 if gate._opened:
                     self._free.append(gate._pair)
-            if passed:
+                mine.append(gate)
+            if mine:
                 self._happened()
-        for gate in passed:
-            if not gate._passed:
-                continue
+        for gate in mine:
             try:
                 gate._on_reached()
             except Exception as e:  # the watcher serves everybody

@@ -39,6 +39,20 @@ QUIRKS = (
         "Overlapping copies are not refused.",
         tests=("test_rule_67_copying_onto_itself",),
     ),
+    Quirk(
+        "cuda",
+        "gates",
+        "Streams share 8 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, up to 32): the gate of a ninth stream is reached when "
+        "one of the eight is opened. Copies on streams that only copy are not held up.",
+        tests=("test_many_gates_and_streams_at_once",),
+    ),
+    Quirk(
+        "cuda",
+        "133",
+        "cuda-bindings answer 0 for the device of every pointer; the runtime asks libcuda itself.",
+        versions="13.1-13.3",
+    ),
+    Quirk("hip", "gates", "Streams share 4 hardware queues (GPU_MAX_HW_QUEUES), with the same effect."),
     Quirk("hip", "14", "HIP 7.0 and later do not validate stream handles.", versions="7.0-"),
     Quirk(
         "hip",

@@ -93,6 +93,26 @@ def test_opened_before_it_is_reached() -> None:
     assert reached.wait(PATIENCE)
 
 
+def test_whoever_waits_may_look_and_nobody_is_told_twice() -> None:
+    rig = Rig()
+    told: list[tuple[int, int]] = []
+    for i in range(300):
+        first = rig.gate(5, lambda i=i: told.append((2 * i, threading.get_ident())))  # type: ignore[misc]
+        second = rig.gate(5, lambda i=i: told.append((2 * i + 1, threading.get_ident())))  # type: ignore[misc]
+        assert not second.look()
+        rig.words.reach(5)
+        first.open()
+        rig.words.go_on(5)
+        rig.words.reach(5)
+        assert second.look()
+        assert second.look()
+        second.open()
+        rig.words.go_on(5)
+    THREADS.sleep(0.02)
+    assert sorted(n for n, _ in told) == list(range(600))
+    assert threading.get_ident() in {thread for _, thread in told}
+
+
 def test_words_are_taken_once_and_used_again() -> None:
     """A second open of an old gate must not move the words, which are another gate's by then."""
     rig, reached = Rig(), threading.Semaphore(0)

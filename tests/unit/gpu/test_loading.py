@@ -148,10 +148,11 @@ class _Status(int):
 
 
 def _cuda_says(init: Callable[[int], Any], count: tuple[Any, ...] = (0, 0)) -> str:
-    names = ("MEMORY_TYPE", "DEVICE_ORDINAL", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE")
     driver = SimpleNamespace(
         cuInit=init,
-        CUpointer_attribute=SimpleNamespace(**{f"CU_POINTER_ATTRIBUTE_{n}": n for n in names}),
+        CUpointer_attribute=SimpleNamespace(
+            **{f"CU_POINTER_ATTRIBUTE_{n}": 1 for n in cuda.POINTER_ATTRIBUTES}
+        ),
         cuDriverGetVersion=lambda: (0, 12040),
     )
     runtime = SimpleNamespace(
