@@ -82,6 +82,16 @@ def gates(runtime: Any) -> None:
         spread(f"gate() call, {pause * 1e3:.0f} ms apart", made)
         spread(f"gate() to on_reached, {pause * 1e3:.0f} ms apart", seen)
         spread(f"open to stream_sync returned, {pause * 1e3:.0f} ms apart", released)
+    looked = []
+    for _ in range(300):
+        began = time.perf_counter()
+        gate = runtime.gate(s, lambda: None)
+        while not gate.look():
+            pass
+        looked.append(time.perf_counter() - began)
+        gate.open()
+        runtime.stream_sync(s)
+    spread("gate() to a caller that looks", looked)
     began = time.perf_counter()
     many = [runtime.gate(s, lambda: None) for _ in range(200)]
     for gate in many:
