@@ -205,3 +205,37 @@ assert not hipfile.batch_io_submit(batch, 64, params)
     assert done.stdout.startswith("in flight:")
     assert "Traceback" not in done.stderr
     assert "Fatal" not in done.stderr
+
+
+def test_a_child_does_not_wait_for_locks_that_threads_of_its_parent_held(tmp_path: Path) -> None:
+    done = _child(
+        """
+from nobounce.hipfile import batch
+from nobounce.hipfile.driver import STATE
+from nobounce.io.file import _SOURCE
+held, go = threading.Event(), threading.Event()
+def holder():
+    with STATE.lock, STATE.files[handle]._lock, batch._lock, _SOURCE._mounts._lock:
+        held.set(); go.wait()
+thread = threading.Thread(target=holder); thread.start(); held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    status = 1
+    try:
+        _, h = hipfile.handle_register(opened(f"{sys.argv[1]}child"))
+        fresh = device.allocate(4096)
+        assert hipfile.read(h, fresh.handle, 4096, 0, 0) == 4096
+        _, b = hipfile.batch_io_setup(1)
+        hipfile.batch_io_destroy(b)
+        status = 0
+    finally:
+        os._exit(status)
+ended = os.waitpid(child, 0)[1]
+go.set(); thread.join()
+print("child:", ended)
+""",
+        tmp_path,
+        "sim:0",
+    )
+    assert done.stdout == "child: 0\n"
