@@ -41,7 +41,12 @@ def decode(field: str) -> str:
 
 def parse_mountinfo(text: str) -> list[Mount]:
     """Every well-formed line; others are passed over, since one odd mount must not hide the rest."""
-    return [m for m in map(_parse_line, text.splitlines()) if m is not None]
+    return [m for m in map(_parse_line, _lines(text)) if m is not None]
+
+
+def _lines(text: str) -> list[str]:
+    """Lines end at a newline alone: the kernel escapes that, but no carriage return, form feed or U+2028 in a path."""
+    return text.split("\n")
 
 
 def _parse_line(line: str) -> Mount | None:
@@ -69,7 +74,7 @@ def find_mount(text: str, mount_id: int | None, device: tuple[int, int]) -> Moun
     """The mount with this id; without an id, the last one with this device number (the topmost of several)."""
     if mount_id is not None:
         start = f"{mount_id} "
-        for line in text.splitlines():
+        for line in _lines(text):
             if line.startswith(start):
                 mount = _parse_line(line)
                 if mount is not None:
