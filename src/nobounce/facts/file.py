@@ -23,14 +23,18 @@ _ACCESS: dict[int, Literal["r", "w", "rw"]] = {os.O_RDONLY: "r", os.O_WRONLY: "w
 
 
 def examine(source: Source, fd: int, *, path: str | None = None, trial: bool = False) -> FileFacts:
-    """Facts of an open descriptor; with `trial`, whether its file can be opened with O_DIRECT too. Raises OSError."""
+    """Facts of an open descriptor; with `trial`, whether its file can be opened with O_DIRECT too. Raises OSError.
+
+    Only regular files and block devices are tried: opening a pipe waits for its other end, and a device may act on it.
+    """
     label = path if path is not None else f"/proc/self/fd/{fd}"
     found = source.statx(fd, label)
-    code = source.open_direct(fd, label) if trial else None
+    kind = _KINDS.get(stat.S_IFMT(found.mode), "other")
+    code = source.open_direct(fd, label) if trial and kind in ("regular", "block") else None
     mode = source.probe("access_mode", (label,), lambda: fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE)
     return FileFacts(
         path=path,
-        kind=_KINDS.get(stat.S_IFMT(found.mode), "other"),
+        kind=kind,
         nbytes=found.nbytes,
         inode=found.inode,
         device=found.device,
