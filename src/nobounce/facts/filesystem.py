@@ -24,10 +24,12 @@ def filesystem_of(source: Source, found: Statx, label: str) -> FileSystemFacts:
     """Facts of the file system behind a statx answer; fstype "unknown" where no mount is listed for it."""
     failure = None
     try:
-        text = source.read_text(MOUNTINFO)
+        mount = find_mount(source.read_text(MOUNTINFO), found.mount_id, found.device)
+        listed = mount is not None and found.mount_id in (None, mount.mount_id)
+        if not listed and source.forget():
+            mount = find_mount(source.read_text(MOUNTINFO), found.mount_id, found.device)
     except OSError as e:
-        text, failure = "", e.errno
-    mount = find_mount(text, found.mount_id, found.device)
+        mount, failure = None, e.errno
     if mount is None:
         memory = _by_magic(source, label)
         return FileSystemFacts("unknown", "", "", (), None, MOUNTINFO, memory, False, failure)

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import select
+import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -39,6 +40,10 @@ class Source(ABC):
                 return f.read(limit).decode("latin-1")
 
         return str(self._ask("read", (path,), live)).encode("latin-1")
+
+    def forget(self) -> bool:
+        """Drop what is kept between questions; False where nothing is."""
+        return False
 
     def read_text(self, path: str) -> str:
         """The content of a text file; bytes that are no UTF-8 are kept as surrogates."""
@@ -137,6 +142,11 @@ class LiveSource(Source):
     def read_bytes(self, path: str, limit: int = 1 << 24) -> bytes:
         return self._mounts.read() if path == MOUNTINFO else super().read_bytes(path, limit)
 
+    def forget(self) -> bool:
+        """The mount table is opened anew: after setns or unshare the open one is still the old namespace's."""
+        self._mounts.close()
+        return True
+
     def _ask(self, question: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
         return live()
 
@@ -144,12 +154,15 @@ class LiveSource(Source):
 class _MountTable:
     """mountinfo, read again only when it has changed: the kernel answers poll() on it with POLLERR then (proc(5)).
 
-    Producing it costs 100 us and more, which every open would pay.
+    Producing it costs 60 us and more, which every open would pay. Two changes go unannounced: another mount namespace for this
+    process (a file's mount id is then missing here: `LiveSource.forget`), and superblock options set through
+    fsconfig(CMD_RECONFIGURE) or from another namespace, so a kept table may be late about "ro" of a file system.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner = self._fd = -1
+        self._identity = (0, 0)
         self._text = b""
         _tables.add(self)
 
@@ -159,10 +172,10 @@ class _MountTable:
 
     def read(self) -> bytes:
         with self._lock:
-            if self._owner != os.getpid():  # "self" is another process after a fork
-                if self._fd >= 0:
-                    os.close(self._fd)
+            if self._owner != os.getpid() or not self._ours():  # "self" is another process after a fork
+                self._close()
                 self._fd = os.open(MOUNTINFO, os.O_RDONLY | os.O_CLOEXEC)
+                self._identity = _identity(self._fd)
                 self._owner = os.getpid()
                 self._poll = select.poll()
                 self._poll.register(self._fd, select.POLLPRI)
@@ -171,12 +184,37 @@ class _MountTable:
                 self._text = self._reread()
             return self._text
 
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # then names of this module are gone, and every descriptor soon
+            self._close()
+
+    def _close(self) -> None:
+        if self._ours():
+            os.close(self._fd)
+        self._fd = self._owner = -1
+
+    def _ours(self) -> bool:
+        """A daemon closes every descriptor and opens its own: the number may be another file's by now."""
+        try:
+            return self._fd >= 0 and _identity(self._fd) == self._identity
+        except OSError:
+            return False
+
     def _reread(self) -> bytes:
         pieces, position = [], 0
         while piece := os.pread(self._fd, 1 << 16, position):
             pieces.append(piece)
             position += len(piece)
         return b"".join(pieces)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 _tables: weakref.WeakSet[_MountTable] = weakref.WeakSet()
