@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
+from html import escape
 
 from nobounce.checks.topology import Branch, Topology, as_tree
 
@@ -96,7 +96,7 @@ class _Drawing:
 def clean(said: str) -> str:
     """Text for XML: escaped, and without characters that XML does not know."""
     known = "".join(c if c.isprintable() else "?" for c in said)
-    return escape(known, {'"': "&quot;"})
+    return escape(known, quote=True)
 
 
 def draw(found: Topology) -> str:

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nobounce.checks import capture as captures
-from nobounce.checks.findings import Verdict, worst
-from nobounce.checks.machine import Machine
-from nobounce.checks.report import (
-    Library,
-    Survey,
-    check_paths,
-    libraries,
-    survey,
-    survey_data,
-    verdict_data,
-)
 from nobounce.cli.options import Json
-from nobounce.cli.output import complain, document, emit_json, run, say, table
+from nobounce.cli.output import complain, document, emit_json, run, say
 from nobounce.config import settings
 from nobounce.errors import ArgumentError, FileError, printable
 from nobounce.facts.source import LiveSource, RecordingSource, Source
+
+if TYPE_CHECKING:
+    from nobounce.checks.machine import Machine
+    from nobounce.checks.report import Library
 
 _DEVICE = re.compile(r"cpu|(sim|cuda|hip)(:\d+)?")
 
@@ -74,6 +66,8 @@ def command(
     """Say whether files reach devices directly, which layer decides it, and what one change would fix it."""
 
     def action() -> int:
+        from nobounce.checks.machine import Machine
+
         _refuse(bool(quiet and verbose), "--quiet and --verbose exclude each other")
         _refuse(bool(capture and replay), "--capture and --replay exclude each other")
         _refuse(bool(probe and replay), "--probe needs the machine itself, not a capture")
@@ -104,8 +98,10 @@ def _source(
 ) -> tuple[Source, list[str], list[str]]:
     """Whom to ask, and what about: a capture knows what it was made for."""
     if replay is not None:
+        from nobounce.checks.capture import restore
+
         try:
-            source, request = captures.restore(replay)
+            source, request = restore(replay)
         except OSError as e:
             raise FileError.from_oserror(e, replay, "open") from e
         except (ValueError, UnicodeError) as e:
@@ -121,8 +117,10 @@ def _words(request: dict[str, Any], name: str) -> list[str]:
 
 
 def _save(path: str, source: RecordingSource, request: dict[str, Any]) -> None:
+    from nobounce.checks.capture import save
+
     try:
-        captures.save(path, source, request)
+        save(path, source, request)
     except OSError as e:
         raise FileError.from_oserror(e, path, "write") from e
     complain(
@@ -139,6 +137,10 @@ def _files(
     quiet: bool,
     verbose: bool,
 ) -> int:
+    from nobounce.checks.findings import worst
+    from nobounce.checks.report import check_paths, libraries, verdict_data
+    from nobounce.cli.check_text import libraries_text, verdict_text
+
     verdicts = check_paths(machine, paths, devices)
     probes: list[dict[str, Any] | None] = [None] * len(verdicts)
     if probe:
@@ -156,34 +158,16 @@ def _files(
         emit_json(document("check", verdicts=data, exit_code=worst(verdicts), **extra))
     elif not quiet:
         if verbose:
-            _print_libraries(found)
+            say(libraries_text(found))
         for i, (verdict, tried) in enumerate(zip(verdicts, probes, strict=True)):
             say("\n" + verdict_text(verdict, tried) if i else verdict_text(verdict, tried))
     return worst(verdicts)
 
 
-def verdict_text(verdict: Verdict, tried: dict[str, Any] | None = None) -> str:
-    """A verdict as people read it: each layer's answer, the file that told, and the cure."""
-    head = f"{printable(verdict.path)} on {verdict.device}: {verdict.verdict}"
-    if verdict.verdict == "fastpath" and verdict.direct_to == "host":
-        head += " (direct to host memory: no page cache and no relay, but not P2P)"
-    lines = [head]
-    for f in verdict.findings:
-        mark = " - " if not f.decides and f.answer == "yes" else f.answer
-        decided = " <- decides" if f in verdict.decided_by else ""
-        code = f" [{f.code}]" if f.answer == "no" and f.code else ""
-        lines.append(f"  {mark:<7}  {f.layer:<11}  {printable(f.sentence)}{code}{decided}")
-        lines.append(f"  {'':<7}  {'':<11}    read from {printable(f.read_from)}")
-    if tried is not None:
-        lines.append(f"  probe: {printable(str(tried['says']))}")
-    if verdict.cure is not None:
-        lines.append(f"  cure: {printable(verdict.cure.sentence)}" + (":" if verdict.cure.command else ""))
-        if verdict.cure.command:
-            lines.append(f"    {printable(verdict.cure.command)}")
-    return "\n".join(lines)
-
-
 def _whole(machine: Machine, devices: list[str], as_json: bool, quiet: bool, verbose: bool) -> int:
+    from nobounce.checks.report import libraries, survey, survey_data
+    from nobounce.cli.check_text import libraries_text, survey_text
+
     found = survey(machine, devices)
     for warning in found.warnings:
         complain(f"nobounce check: {printable(warning)}")
@@ -196,62 +180,10 @@ def _whole(machine: Machine, devices: list[str], as_json: bool, quiet: bool, ver
     else:
         say("\n" + printable(" ".join(found.system)))
         if verbose:
-            _print_libraries(listed)
+            say(libraries_text(listed))
         say(survey_text(found))
     return found.exit_code
 
 
-_SHOWN = {"yes": "yes", "no": "no", "unknown": "unverified"}
-
-
-def survey_text(found: Survey) -> str:
-    """hipFile's report (G-2, G-8), with a column and a row for each device."""
-    lines = []
-    if found.volumes:
-        names = [d.name for d in found.devices]
-        rows = [
-            [
-                printable(v.mount_point),
-                v.fstype,
-                printable(v.device),
-                printable(v.backing),
-                _SHOWN[v.o_direct],
-                _SHOWN[v.hipfile],
-                *(v.verdicts.get(n, "") for n in names),
-            ]
-            for v in found.volumes
-        ]
-        headings = [
-            "MOUNTPOINT",
-            "FSTYPE",
-            "DEVICE",
-            "BACKING",
-            "O_DIRECT",
-            "HIPFILE",
-            *(n.upper() for n in names),
-        ]
-        lines += ["Mounted volumes:", table(headings, rows)]
-    else:
-        lines.append("No block-backed volumes found.")
-    width = max(len(c.name) for c in found.components)
-    words = {"yes": "True", "no": "False", "unknown": "unknown"}
-    lines += ["", "AIS support in:"]
-    lines += [f"  {c.name:<{width}} : {words[c.answer]}" for c in found.components]
-    lines += ["", "Devices:"]
-    devices = [
-        [d.name, printable(d.model) or "-", d.bdf or "-", d.direct, printable(d.why)] for d in found.devices
-    ]
-    lines.append(table(["DEVICE", "MODEL", "PCI", "DIRECT", "WHY"], devices))
-    return "\n".join(lines)
-
-
 def _libraries(found: list[Library]) -> list[dict[str, str]]:
     return [{"path": x.path, "note": x.note} for x in found]
-
-
-def _print_libraries(found: list[Library]) -> None:
-    say("HIP and CUDA libraries:")
-    for one in found:
-        say(f"  {printable(one.path)}" + (f" ({printable(one.note)})" if one.note else ""))
-    if not found:
-        say("  none found")

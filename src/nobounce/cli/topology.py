@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nobounce.checks.machine import Machine
-from nobounce.checks.svg import draw
-from nobounce.checks.topology import Branch, Topology, as_tree, topology_data, topology_of
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, complain, document, emit_json, run, say, table
 from nobounce.config import settings
 from nobounce.errors import FileError, printable
-from nobounce.facts.pci import DISTANCE_TEXT
 from nobounce.facts.source import LiveSource
+
+if TYPE_CHECKING:
+    from nobounce.checks.topology import Branch, Topology
 
 Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write a picture, too.")]
 
@@ -24,8 +23,13 @@ def command(as_json: Json = False, svg: Svg = None) -> None:
     """Show where GPUs, NVMe disks and network cards sit, and how far each disk is from each GPU."""
 
     def action() -> int:
+        from nobounce.checks.machine import Machine
+        from nobounce.checks.topology import topology_data, topology_of
+
         found = topology_of(Machine(LiveSource(), settings()))
         if svg is not None:
+            from nobounce.checks.svg import draw
+
             try:
                 with open(svg, "w", encoding="utf-8") as f:
                     f.write(draw(found))
@@ -46,6 +50,9 @@ def topology_text(found: Topology) -> str:
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
+
+    from nobounce.checks.topology import as_tree
+    from nobounce.facts.pci import DISTANCE_TEXT
 
     def grow(tree: Tree, branch: Branch) -> None:
         said = branch.title

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import glob
 import json
+import mmap
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from nobounce.facts.types import Known
 
 HIP, CUDA, CUDART, CUFILE, LIBHIPFILE = "libamdhip64", "libcuda", "libcudart", "libcufile", "libhipfile"
 _TIMEOUT = 20.0
+_CALLS = ("hipAmdFileRead", "hipAmdFileWrite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,17 @@ def _rocm_folders(source: Source) -> list[str]:
 
 
 def ldconfig(source: Source) -> list[str]:
-    """Paths in the linker's cache that bear on GPUs."""
+    """Paths in the linker's cache that bear on GPUs. The cache keeps its strings as they are, each ended by a NUL."""
 
     def live() -> list[str]:
-        program = shutil.which("ldconfig") or shutil.which("ldconfig", path="/usr/sbin:/sbin")
-        if program is None:
-            return []
-        done = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, timeout=_TIMEOUT)
-        return re.findall(r"=> (\S*/lib(?:amdhip64|cuda|cudart|cufile|hipfile)\.so\S*)", done.stdout)
+        with open("/etc/ld.so.cache", "rb") as f:
+            raw = f.read(1 << 24)
+        found = re.findall(rb"(/[^\0]*/lib(?:amdhip64|cuda|cudart|cufile|hipfile)\.so[^\0]*)\0", raw)
+        return [os.fsdecode(p) for p in dict.fromkeys(found)]
 
     try:
         return [str(p) for p in source.probe("ldconfig", (), live)]
-    except (OSError, TypeError, subprocess.SubprocessError):
+    except (OSError, TypeError):
         return []
 
 
@@ -98,11 +98,25 @@ _ASKED_VERSION = 70200000
 
 def hip_library(source: Source, path: str) -> HipLibrary:
     """What one library answers."""
+
+    def live() -> Any:
+        absent = _unnamed(path)
+        return {"absent": absent} if absent else ask_child(_ASK, path, str(_ASKED_VERSION), site=False)
+
     try:
-        found = source.probe("hip_library", (path,), lambda: ask_child(_ASK, path, str(_ASKED_VERSION)))
+        found = source.probe("hip_library", (path,), live)
     except (OSError, subprocess.SubprocessError) as e:
         return HipLibrary(path, None, "unknown", f"it cannot be tried: {e}")
     return parse_answer(path, found)
+
+
+def _unnamed(path: str) -> list[str]:
+    """Calls whose name does not even occur in the library: then it need not be loaded to know that it has them not."""
+    with open(path, "rb") as f:
+        if os.fstat(f.fileno()).st_size == 0:
+            return list(_CALLS)
+        with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as content:
+            return [name for name in _CALLS if content.find(name.encode()) < 0]
 
 
 def parse_answer(path: str, found: Any) -> HipLibrary:
@@ -113,7 +127,10 @@ def parse_answer(path: str, found: Any) -> HipLibrary:
     version = version if isinstance(version, int) else None
     if "error" in found:
         return HipLibrary(path, version, "no", str(found["error"]))
-    missing = [n for n in ("hipAmdFileRead", "hipAmdFileWrite") if found.get(n) is not True]
+    absent = found.get("absent")
+    if isinstance(absent, list) and absent:
+        return HipLibrary(path, None, "no", f"it has no {' and no '.join(str(n) for n in absent)}")
+    missing = [n for n in _CALLS if found.get(n) is not True]
     if missing:
         return HipLibrary(path, version, "no", f"hipGetProcAddress does not find {' and '.join(missing)}")
     if version is None:
@@ -121,10 +138,13 @@ def parse_answer(path: str, found: Any) -> HipLibrary:
     return HipLibrary(path, version, "yes")
 
 
-def ask_child(code: str, *arguments: str, timeout: float = _TIMEOUT) -> Any:
-    """What a Python child prints as JSON on its last line; None where it dies or prints something else. Raises OSError."""
+def ask_child(code: str, *arguments: str, timeout: float = _TIMEOUT, site: bool = True) -> Any:
+    """What a Python child prints as JSON on its last line; None where it dies or prints something else. Raises OSError.
+
+    Without `site` it has no installed packages, and starts sooner.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, *(() if site else ("-I", "-S")), "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -411,10 +411,14 @@ def test_hipfiles_order_of_folders_each_library_once() -> None:
 
 def test_a_library_that_is_none_is_tried_in_a_child_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "libamdhip64.so"
-    path.write_text("no library")
+    path.write_text("no library, but hipAmdFileRead and hipAmdFileWrite occur in it")
     found = hip_library(LiveSource(), str(path))
     assert found.ais == "no"
-    assert found.because
+    assert "header" in found.because, "it was loaded"
+    path.write_text("hipAmdFileRead alone")
+    assert hip_library(LiveSource(), str(path)).because == "it has no hipAmdFileWrite"
+    path.write_text("")
+    assert hip_library(LiveSource(), str(path)).ais == "no"
     assert all(isinstance(p, str) for p in ldconfig(LiveSource()))
 
 
