@@ -128,7 +128,7 @@ VARIABLES: tuple[Variable, ...] = (
         "NOBOUNCE_TRACE_EVENTS",
         "trace_events",
         "int",
-        1_000_000,
+        250_000,
         "events that the trace of one process may hold; later ones are counted and dropped",
         least=1000,
     ),
@@ -159,7 +159,7 @@ class Settings:
     page_cache_dma: str = "auto"
     retry_errnos: str = "ENODEV,EREMOTEIO"
     trace: str = ""
-    trace_events: int = 1_000_000
+    trace_events: int = 250_000
     stats_collector: str = ""
     origin: tuple[tuple[str, str], ...] = ()
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from nobounce.cli import check, config, cp, explain, inspect, load, roundtrip, stats, topology
+from nobounce.cli import (
+    bench,
+    check,
+    compare,
+    config,
+    cp,
+    explain,
+    inspect,
+    load,
+    report,
+    roundtrip,
+    stats,
+    topology,
+    trace,
+)
 
 app = typer.Typer(
     name="nobounce",
@@ -17,12 +31,16 @@ app = typer.Typer(
 app.command("load")(load.command)
 app.command("explain")(explain.command)
 app.command("inspect")(inspect.command)
+app.command("bench")(bench.command)
 app.command("check")(check.command)
+app.command("compare")(compare.command)
 app.command("config")(config.command)
 app.command("cp")(cp.command)
 app.command("roundtrip")(roundtrip.command)
+app.command("report")(report.command)
 app.command("stats")(stats.command)
 app.command("topology")(topology.command)
+app.command("trace")(trace.command)
 
 
 def _version(show: bool) -> None:

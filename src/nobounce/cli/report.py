@@ -1,0 +1,99 @@
+"""nobounce report: a trace as one self-contained page."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from nobounce.cli.options import Json
+from nobounce.cli.output import DONE, document, emit_json, run, say
+from nobounce.errors import FileError, FormatError, NobounceError, printable
+
+
+def command(
+    traces: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="Files of `nobounce trace` or NOBOUNCE_TRACE.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = "report.html",
+    limits: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Limits as `nobounce bench --json` found them.")
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure", help="Measure the limits now, reading the traced files where they are."
+        ),
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Bytes by backend and reason, timeline, throughput, latency, sizes, slowest transfers, and a roofline."""
+
+    def action() -> int:
+        from nobounce.observe.analyse import analyse
+        from nobounce.observe.html import render
+        from nobounce.observe.traceread import find, read
+
+        trace = read([p for t in traces for p in find(t)])
+        if limits is not None:
+            known = read_limits(limits)
+        else:
+            known = measure_limits(trace.events) if measure else {}
+        data = analyse(trace, known)
+        page = render(data, ", ".join(os.path.basename(t) for t in traces))
+        try:
+            with open(output, "w", encoding="utf-8") as f:
+                f.write(page)
+        except OSError as e:
+            raise FileError.from_oserror(e, output, "write") from e
+        if as_json:
+            shown = {k: v for k, v in data.items() if k not in ("slices", "throughput")}
+            emit_json(document("report", output=output, **shown))
+        else:
+            t = data["totals"]
+            say(
+                f"{printable(output)}: fastpath {t['fastpath_bytes']} bytes, fallback {t['fallback_bytes']} bytes in {t['transfers']} transfers"
+            )
+            for roof in data["roofs"]:
+                say(f"  {roof['way']}: {roof['sentence']}")
+        return DONE
+
+    raise typer.Exit(run("report", as_json, action))
+
+
+def read_limits(path: str) -> dict[str, float]:
+    """Limits in bytes per second from the JSON of `nobounce bench`. Raises FileError and FormatError."""
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as f:
+            found = json.load(f)["limits"]
+        return {str(k): float(v) for k, v in found.items()}
+    except OSError as e:
+        raise FileError.from_oserror(e, path, "read") from e
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise FormatError("not the JSON of `nobounce bench`", filename=path) from e
+
+
+def measure_limits(events: list[dict[str, Any]]) -> dict[str, float]:
+    """Host memory, the disk of the largest traced file that is still there (read only), and the link of each traced device."""
+    from nobounce.device import Device
+    from nobounce.observe import limits
+
+    found: dict[str, float] = {"host memory": limits.host_memory()}
+    args = [
+        e["args"] for e in events if e.get("cat") in ("transfer", "batch") and isinstance(e.get("args"), dict)
+    ]
+    files = {str(a.get("filename", "")) for a in args}
+    there = sorted((p for p in files if os.path.isfile(p)), key=os.path.getsize)
+    if there:
+        found["disk read"] = limits.disk_read(there[-1])
+    for name in sorted({str(a.get("device", "")) for a in args}):
+        try:
+            to, back = limits.link(Device(name))
+        except NobounceError:
+            continue
+        for key, rate in (("link to device", to), ("link from device", back)):
+            found[key] = max(found.get(key, 0.0), rate)
+    return {k: v for k, v in found.items() if v > 0}

@@ -1,0 +1,157 @@
+"""What this machine can do at most, measured in a moment: disk, host memory, and the link to a device. Bytes per second.
+
+Only what is asked for is touched: an existing file is only read; writing happens in a file of our own, in the folder given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from nobounce.device import Device
+from nobounce.errors import NobounceError
+from nobounce.route.types import MemoryKind
+
+CHUNK = 4 << 20
+THREADS = 4
+
+
+def host_memory(nbytes: int = 256 << 20, seconds: float = 0.4) -> float:
+    """Copying between two touched blocks with every core: bytes copied per second."""
+    workers = max(1, min(THREADS, len(os.sched_getaffinity(0))))
+    share = nbytes // workers // CHUNK * CHUNK or CHUNK
+    pairs = [(_block(share), _block(share)) for _ in range(workers)]
+    try:
+        for a, b in pairs:
+            for block in (a, b):
+                address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+                ctypes.memset(address, 1, share)
+
+        def copy(i: int) -> int:
+            a, b = (ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in pairs[i])
+            ctypes.memmove(a, b, share)
+            return share
+
+        return _rate(copy, workers, seconds)
+    finally:
+        for a, b in pairs:
+            for block in (a, b):
+                with contextlib.suppress(BufferError):
+                    block.close()
+
+
+def _block(nbytes: int) -> mmap.mmap:
+    """Private memory, in huge pages where the kernel has them: shared memory gets none."""
+    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+def disk_read(path: str, seconds: float = 0.6) -> float:
+    """O_DIRECT reads all over an existing file, several at once; 0 where the file cannot be read so, or is too small."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return 0.0
+    try:
+        return _disk(fd, os.lseek(fd, 0, os.SEEK_END), os.preadv, seconds)
+    finally:
+        os.close(fd)
+
+
+def disk_write(path: str, nbytes: int, seconds: float = 0.6) -> float:
+    """O_DIRECT writes into a file of our own, fsync included; 0 where that cannot be done."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return 0.0
+    try:
+        return _disk(fd, nbytes, os.pwritev, seconds, lambda: os.fsync(fd))
+    finally:
+        os.close(fd)
+
+
+def _disk(
+    fd: int, nbytes: int, call: Callable[..., int], seconds: float, after: Callable[[], None] | None = None
+) -> float:
+    chunks = nbytes // CHUNK
+    if not chunks:
+        return 0.0
+    blocks = [_block(CHUNK) for _ in range(THREADS)]
+    positions = _round(chunks)
+    lock = threading.Lock()
+
+    def move(i: int) -> int:
+        with lock:
+            at = next(positions)
+        try:
+            return call(fd, [blocks[i]], at * CHUNK)
+        except OSError:
+            return -1
+
+    try:
+        return _rate(move, THREADS, seconds, after)
+    finally:
+        for block in blocks:
+            block.close()
+
+
+def _round(count: int) -> Iterator[int]:
+    while True:
+        yield from range(count)
+
+
+def _rate(
+    work: Callable[[int], int], workers: int, seconds: float, after: Callable[[], None] | None = None
+) -> float:
+    done = [0] * workers
+    failed: list[int] = []
+    begin = time.perf_counter()
+
+    def run(i: int) -> None:
+        while time.perf_counter() - begin < seconds and not failed:
+            moved = work(i)
+            if moved < 0:
+                failed.append(i)
+                return
+            done[i] += moved
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(workers)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if after is not None:
+        after()
+    return 0.0 if failed else sum(done) / (time.perf_counter() - begin)
+
+
+def link(device: Device, nbytes: int = 32 << 20, seconds: float = 0.4) -> tuple[float, float]:
+    """(to the device, from it): copies between pinned host memory and device memory. 0 on cpu, which has no link."""
+    if device._runtime.capabilities.host_addressable:
+        return 0.0, 0.0
+    try:
+        with (
+            device.allocate(nbytes) as far,
+            device.allocate(nbytes, kind=MemoryKind.PINNED) as near,
+            device.create_stream() as stream,
+        ):
+            rates = []
+            for target, source in ((far, near), (near, far)):
+                target.copy_from(source, stream=stream)
+                stream.sync()
+                begin, moved = time.perf_counter(), 0
+                while time.perf_counter() - begin < seconds:
+                    target.copy_from(source, stream=stream)
+                    stream.sync()
+                    moved += nbytes
+                rates.append(moved / (time.perf_counter() - begin))
+            return rates[0], rates[1]
+    except NobounceError:
+        return 0.0, 0.0

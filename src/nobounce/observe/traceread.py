@@ -1,0 +1,139 @@
+"""Reading traces back: whole ones, and those of processes that were killed while they wrote.
+
+A trace of ours has one event a line, so a file that ends in the middle is good up to its last whole line.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nobounce.errors import FileError, FormatError
+from nobounce.observe.trace import SCHEMA
+
+Event = dict[str, Any]
+_END = '],"otherData":'
+
+
+@dataclass
+class Trace:
+    """Events, and what each process said at its end (`otherData`); `cut` counts files that end in the middle."""
+
+    events: list[Event] = field(default_factory=list)
+    processes: list[dict[str, Any]] = field(default_factory=list)
+    cut: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Events over the limit that were not written."""
+        return sum(int(p.get("dropped", 0)) for p in self.processes)
+
+
+def find(path: str) -> list[str]:
+    """The file itself, or else the files of single processes that NOBOUNCE_TRACE=path has made. Raises FileError."""
+    if os.path.exists(path):
+        return [path]
+    stem, ending = os.path.splitext(path)
+    found = sorted(
+        p for p in glob.glob(f"{glob.escape(stem)}.*{glob.escape(ending)}") if _is_process(p, stem, ending)
+    )
+    if not found:
+        raise FileError.from_oserror(FileNotFoundError(2, "no such file"), path, "open")
+    return found
+
+
+def _is_process(path: str, stem: str, ending: str) -> bool:
+    return path[len(stem) + 1 : len(path) - len(ending)].isdigit()
+
+
+def read(paths: Sequence[str]) -> Trace:
+    """Every event of these files. Raises FileError and FormatError."""
+    trace = Trace()
+    for path in paths:
+        _read_one(path, trace)
+    return trace
+
+
+def _read_one(path: str, trace: Trace) -> None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            first = f.readline()
+            if first.rstrip() != '{"displayTimeUnit":"ms","traceEvents":[':
+                _read_foreign(path, first + f.read(), trace)
+                return
+            ended = False
+            for line in f:
+                text = line.rstrip("\n")
+                if text.startswith(_END):
+                    other = _parse(text[len(_END) : text.rindex("}")])
+                    if isinstance(other, dict):
+                        trace.processes += other.get("processes", [other])
+                        ended = True
+                    continue
+                event = _parse(text.rstrip(","))
+                if isinstance(event, dict):
+                    trace.events.append(event)
+            trace.cut += not ended
+    except OSError as e:
+        raise FileError.from_oserror(e, path, "read") from e
+
+
+def _read_foreign(path: str, text: str, trace: Trace) -> None:
+    """A trace that another tool has written out again."""
+    whole = _parse(text)
+    events = whole.get("traceEvents") if isinstance(whole, dict) else whole
+    if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
+        raise FormatError("not a trace in Chrome's JSON format", filename=path)
+    trace.events += events
+    other = whole.get("otherData") if isinstance(whole, dict) else None
+    if isinstance(other, dict):
+        trace.processes += other.get("processes", [other])
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def merge(paths: Sequence[str], into: str) -> dict[str, Any]:
+    """Put the traces of several processes into one file, line by line; returns what its end says. Raises FileError."""
+    ends = Trace()
+    count = 0
+    try:
+        with open(into, "w", encoding="utf-8") as out:
+            out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for line in _lines(paths, ends):
+                out.write(f",\n{line}" if count else line)
+                count += 1
+            other = {
+                "schema": SCHEMA,
+                "processes": ends.processes,
+                "dropped": ends.dropped,
+                "cut": ends.cut,
+            }
+            out.write(f"\n{_END}{json.dumps(other)}}}\n")
+    except OSError as e:
+        raise FileError.from_oserror(e, into, "write") from e
+    return {**other, "events": count}
+
+
+def _lines(paths: Iterable[str], ends: Trace) -> Iterator[str]:
+    for path in paths:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            f.readline()
+            ended = False
+            for line in f:
+                text = line.rstrip("\n").rstrip(",")
+                if text.startswith(_END):
+                    other = _parse(text[len(_END) : text.rindex("}")])
+                    ended = isinstance(other, dict)
+                    ends.processes += [other] if ended else []
+                elif isinstance(_parse(text), dict):
+                    yield text
+            ends.cut += not ended
