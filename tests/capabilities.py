@@ -224,7 +224,7 @@ def _io_uring() -> str:
     return ""
 
 
-for _name in ("fio", "git", "losetup", "tune2fs"):
+for _name in ("cc", "fio", "git", "losetup", "tune2fs"):
     CAPABILITIES[_name] = _program(_name)
 for _name in ("ml_dtypes", "numpy", "safetensors", "torch"):
     CAPABILITIES[_name] = _package(_name)

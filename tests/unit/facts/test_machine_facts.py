@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capabilities import need
 from nobounce.facts.access import cgroup_rules, container, groups, node_access, variables, wsl
 from nobounce.facts.block import block_by_name, block_facts, block_of, legs, peer, queue_limits, summary
 from nobounce.facts.gpus import amd_gpus, nvidia_gpus, visible
@@ -536,3 +538,37 @@ def test_this_machines_own_disk_has_a_stack(tmp_path: Path) -> None:
 def test_smi_of_any_shape() -> None:
     assert parse_smi(None) is None
     assert parse_smi([{"bdf": None}, 3]) is not None
+
+
+DOUBLE = """
+#include <string.h>
+int hipRuntimeGetVersion(int *v) { *v = 70253211; return 0; }
+int hipGetProcAddress(const char *name, void **pointer, int version, unsigned long long flags, int *status) {
+    int known = %s;
+    *pointer = known ? (void *)hipRuntimeGetVersion : 0;
+    *status = known ? 0 : 1;
+    return known ? 0 : 500;
+}
+const char names[] = "hipAmdFileRead hipAmdFileWrite";
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "ais"),
+    [
+        ('!strcmp(name, "hipAmdFileRead") || !strcmp(name, "hipAmdFileWrite")', "yes"),
+        ('!strcmp(name, "hipAmdFileRead")', "no"),
+        ("*(volatile int *)0", "unknown"),
+    ],
+    ids=["both calls", "one call", "it crashes"],
+)
+def test_a_library_with_the_calls_is_asked_by_hipGetProcAddress(
+    tmp_path: Path, condition: str, ais: str
+) -> None:
+    need("cc")
+    source, path = tmp_path / "hip.c", tmp_path / "libamdhip64.so"
+    source.write_text(DOUBLE % condition)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", path, source], check=True, timeout=60)
+    found = hip_library(LiveSource(), str(path))
+    assert found.ais == ais, found
+    assert found.version == (None if ais == "unknown" else 70253211)
