@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nobounce.facts import cachestat
+from nobounce.facts.answers import malformed
 from nobounce.facts.statx import Statx, statx
 
 SCHEMA = "nobounce.capture/1"
@@ -258,7 +259,10 @@ class CapturedSource(Source):
     @classmethod
     def from_json(cls, text: str) -> CapturedSource:
         """Raises ValueError for anything that is no capture."""
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError as e:
+            raise ValueError("no capture: it is nested too deeply") from e
         if (
             not isinstance(data, dict)
             or data.get("schema") != SCHEMA
@@ -266,10 +270,8 @@ class CapturedSource(Source):
         ):
             raise ValueError(f"no capture of schema {SCHEMA}")
         for key, answer in data["answers"].items():
-            if not isinstance(answer, dict) or not (
-                {"value"} == set(answer) or isinstance(answer.get("errno"), int)
-            ):
-                raise ValueError(f"the answer to {key} is malformed")
+            if malformed(key, answer):
+                raise ValueError(f"the answer to {key!r:.200} is malformed")
         return cls(data["answers"])
 
     def to_json(self) -> str:

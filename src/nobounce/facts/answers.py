@@ -1,0 +1,93 @@
+"""What the answers of a capture look like. A capture comes from another machine, and perhaps from nobody's: it is checked once,
+when it is read, so that every question to it ends in an answer or an OSError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+_MOST_ERRNO = 4095  # MAX_ERRNO of include/linux/err.h
+
+
+def malformed(key: str, answer: Any) -> bool:
+    """Whether this is no answer that a source gives to the question `key`. Answers of probes are the prober's to judge."""
+    if not isinstance(answer, dict) or len(answer) != 1:
+        return True
+    if "errno" in answer:
+        return not (_number(answer["errno"]) and 0 < answer["errno"] <= _MOST_ERRNO)
+    try:
+        question = json.loads(key)
+    except (ValueError, RecursionError):
+        return True
+    if not isinstance(question, list) or not question or not isinstance(question[0], str):
+        return True
+    if "value" not in answer:
+        return True
+    shape = _SHAPES.get(question[0])
+    return shape is not None and not shape(answer["value"])
+
+
+def _number(value: Any) -> bool:
+    return type(value) is int
+
+
+def _count(value: Any) -> bool:
+    return _number(value) and 0 <= value < 1 << 64
+
+
+def _mode(value: Any) -> bool:
+    return _number(value) and 0 <= value < 1 << 16
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _bytes(value: Any) -> bool:
+    return isinstance(value, str) and all(ord(c) < 256 for c in value)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _maybe(shape: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or shape(value)
+
+
+def _row(*shapes: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def matches(value: Any) -> bool:
+        return (
+            isinstance(value, list)
+            and len(value) == len(shapes)
+            and all(shape(x) for shape, x in zip(shapes, value, strict=True))
+        )
+
+    return matches
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+_PAIR = _row(_count, _count)
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "read": _bytes,
+    "readlink": _text,
+    "realpath": _text,
+    "listdir": _texts,
+    "exists": _flag,
+    "access": _flag,
+    "environment": _maybe(_text),
+    "uname": _row(*[_text] * 5),
+    "euid": _count,
+    "statfs": _maybe(_count),
+    "statx": _row(_mode, _count, _count, _PAIR, _PAIR, _number, _number, *[_maybe(_count)] * 4),
+    "open": _flag,
+    "mode": _mode,
+    "open_direct": _count,
+    "cachestat": _count,
+    "probe:access_mode": _count,
+}
