@@ -32,24 +32,23 @@ def residency(fd: int, file_offset: int, nbytes: int) -> Residency:
 
 
 def sample(fd: int, file_offset: int, nbytes: int) -> Residency:
-    """Try a byte at a random place of each eighth with preadv2(RWF_NOWAIT): EAGAIN means that it is not in the page cache."""
-    hits = tried = 0
+    """Ask for a byte in a random page of each eighth with preadv2(RWF_NOWAIT): EAGAIN means that it is not in the page cache.
+
+    No page is asked twice: one that was missed is being read by then.
+    """
+    hits = 0
     byte = bytearray(1)
-    parts = min(
-        SAMPLES, -(-nbytes // _PAGE)
-    )  # a page that was missed once is being read: do not ask it twice
+    first = file_offset // _PAGE
+    pages = (file_offset + nbytes - 1) // _PAGE - first + 1
+    parts = min(SAMPLES, pages)
     for n in range(parts):
-        first, end = nbytes * n // parts, nbytes * (n + 1) // parts
-        at = file_offset + _places.randrange(first, end)
+        page = first + _places.randrange(pages * n // parts, pages * (n + 1) // parts)
         try:
-            if os.preadv(fd, [byte], at, os.RWF_NOWAIT) == 1:
-                hits += 1
-            tried += 1
+            hits += os.preadv(fd, [byte], max(page * _PAGE, file_offset), os.RWF_NOWAIT)
         except OSError as e:
             if e.errno != errno.EAGAIN:
                 return Residency(None, nbytes, "unknown")
-            tried += 1
-    return Residency(nbytes * hits // tried, nbytes, "nowait")
+    return Residency(nbytes * hits // parts, nbytes, "nowait")
 
 
 def drop(fd: int, file_offset: int = 0, nbytes: int = 0) -> None:

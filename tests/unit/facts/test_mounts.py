@@ -54,6 +54,15 @@ def test_octal_escapes(field: str, text: str) -> None:
     assert mount.mount_point == text
 
 
+@pytest.mark.parametrize("sign", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_only_a_newline_ends_a_line(sign: str) -> None:
+    """The kernel escapes space, tab, newline, backslash and hash; every other sign of a path comes as it is."""
+    line = f"7 2 8:1 / /cut{sign}here rw - xfs /dev/sda1 rw"
+    (mount,) = parse_mountinfo(line)
+    assert mount.mount_point == f"/cut{sign}here"
+    assert find_mount(line, 7, (0, 0)) == mount
+
+
 BROKEN = [
     "",
     "-",

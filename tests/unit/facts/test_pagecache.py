@@ -55,6 +55,26 @@ def test_samples_stand_in_where_cachestat_is_refused(fd: int, monkeypatch: pytes
     assert pagecache.residency(fd, 0, 4 * MIB).resident_bytes == 0
 
 
+def test_a_missed_sample_is_not_met_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel starts to read what a sample missed: at fixed places a cold file would look cached the second time."""
+    being_read: set[int] = set()
+
+    def preadv(fd: int, buffers: object, offset: int, flags: int) -> int:
+        page = offset // 4096
+        assert page not in being_read, "a page asked twice"
+        being_read.add(page)
+        raise BlockingIOError(errno.EAGAIN, "not cached")
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert sample(7, 0, 4096) == Residency(0, 4096, "nowait")
+    being_read.clear()
+    assert sample(7, 8192 + 5, 3 * 4096 + 1).resident_bytes == 0
+    being_read.clear()
+    for _ in range(20):
+        assert sample(7, 0, 1 << 50).resident_bytes == 0
+    assert len(being_read) == 20 * pagecache.SAMPLES
+
+
 def test_what_cannot_be_sampled_is_unknown() -> None:
     read, write = os.pipe()
     try:
