@@ -13,10 +13,12 @@ from nobounce.checks.machine import Machine
 from nobounce.checks.reach import amd_access, nvidia_access
 from nobounce.facts.access import VISIBILITY, variables
 from nobounce.facts.gpus import Gpu
+from nobounce.facts.kernel import module_version
+from nobounce.facts.kfd import interface_version
 from nobounce.facts.libraries import CUDA, CUFILE
-from nobounce.facts.nvidia import CUFILE_JSON, NVIDIA_FS
+from nobounce.facts.nvidia import CUFILE_JSON, NVIDIA_FS, PROC, registry
 from nobounce.facts.pci import DEVICES
-from nobounce.facts.sysfs import number
+from nobounce.facts.sysfs import number, text
 from nobounce.facts.types import Known
 from nobounce.facts.virtual import guests
 from nobounce.route.types import DirectFacts, MemoryKind
@@ -89,7 +91,7 @@ def _amd(machine: Machine, gpu: Gpu) -> DeviceView:
             "no-amd-file-calls",
         )
     )
-    found += _amd_driver(machine, gpu)
+    found += _amd_driver(machine, gpu) + _amd_notes(machine)
     found.append(_virtual(machine, gpu))
     bar = _visible_memory(machine, gpu)
     if bar is not None:
@@ -128,6 +130,25 @@ def _amd_driver(machine: Machine, gpu: Gpu) -> list[Finding]:
         kernel = kernel_p2pdma(machine)
         sentence = "the kernel has PCI P2PDMA" if kernel.answer == "yes" else kernel.note
         found.append(Finding("kernel", kernel.answer, sentence, kernel.read_from, "no-p2p"))
+    return found
+
+
+def _amd_notes(machine: Machine) -> list[Finding]:
+    """What a bug report would want to know of the driver."""
+    found = []
+    version = interface_version(machine.source)
+    if version is not None:
+        found.append(Finding("driver", "yes", f"KFD's interface is {version}", "/dev/kfd", decides=False))
+    parameter = "/sys/module/amdgpu/parameters/pcie_p2p"
+    if text(machine.source, parameter) == "N":
+        sentence = "amdgpu is loaded with pcie_p2p off: GPUs do not reach each other over PCIe"
+        found.append(Finding("driver", "unknown", sentence, parameter, decides=False))
+    driver = module_version(machine.source, "amdgpu")
+    if driver is not None:
+        build = "" if machine.dkms_build is None else f", DKMS build {machine.dkms_build}"
+        found.append(
+            Finding("driver", "yes", f"amdgpu {driver}{build}", "/sys/module/amdgpu/version", decides=False)
+        )
     return found
 
 
@@ -211,6 +232,7 @@ def _nvidia(machine: Machine, gpu: Gpu) -> DeviceView:
         # The CUDA package may bring its own, which no linker cache lists.
         sentence = "libcufile is in none of the usual places"
         found.append(Finding("runtime", "unknown", sentence, "/etc/ld.so.cache", "no-cufile-library"))
+    found += _nvidia_notes(machine)
     if storage.odd:
         found.append(Finding("settings", "unknown", storage.odd, CUFILE_JSON, decides=False))
     if not gpu.certain:
@@ -228,3 +250,22 @@ def _nvidia(machine: Machine, gpu: Gpu) -> DeviceView:
         )
     best, worst = settle(CUDA_DIRECT, found)
     return DeviceView(gpu.name, best, worst, tuple(found), gpu, "" if blocked is None else blocked.sentence)
+
+
+def _nvidia_notes(machine: Machine) -> list[Finding]:
+    """The driver's version and the settings that bear on the direct path."""
+    found = []
+    if machine.nvidia.version is not None:
+        path = f"{PROC}/version"
+        found.append(
+            Finding("driver", "yes", f"NVIDIA's driver is {machine.nvidia.version}", path, decides=False)
+        )
+    dwords = registry(machine.source)
+    if dwords:
+        sentence = f"the driver runs with RegistryDwords {dwords}"
+        found.append(Finding("driver", "yes", sentence, f"{PROC}/params", decides=False))
+    for name in ("use_pci_p2pdma", "allow_compat_mode", "use_poll_mode"):
+        if name in machine.nvidia_storage.cufile:
+            sentence = f"{name} is {str(machine.nvidia_storage.cufile[name]).lower()}"
+            found.append(Finding("settings", "yes", sentence, CUFILE_JSON, decides=False))
+    return found

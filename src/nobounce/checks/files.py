@@ -12,10 +12,11 @@ from typing import Any
 from nobounce.checks.findings import Finding, VerdictName
 from nobounce.checks.machine import Machine
 from nobounce.errors import errno_name
-from nobounce.facts.block import BlockNode, queue_limits, stacks_of, summary
+from nobounce.facts.block import BlockNode, legs, queue_limits, stacks_of, summary
 from nobounce.facts.file import examine
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import MOUNTINFO, Source
+from nobounce.facts.sysfs import text
 from nobounce.facts.types import FileFacts, FileSystemFacts
 
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre", "beegfs", "9p", "afs"})
@@ -110,6 +111,10 @@ def _findings(source: Source, facts: FileFacts, stacks: list[BlockNode]) -> list
         found.append(
             Finding("file", "unknown", "the file is empty: there is nothing to read", label, decides=False)
         )
+    for one in dict.fromkeys(c for node in stacks for leg in legs(node) for c in leg.controllers):
+        facts_of = [text(source, f"{one.path}/{name}") for name in ("model", "firmware_rev", "state")]
+        said = ", ".join(x for x in (*facts_of, one.transport, one.bdf) if x)
+        found.append(Finding("nvme", "yes", f"{one.name}: {said}", f"{one.path}/model", decides=False))
     for node in stacks:
         found.append(Finding("block", "yes", f"on {describe(node)}", node.path, decides=False))
         limits = queue_limits(source, node.disk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nobounce.checks.findings import Finding
 from nobounce.checks.machine import Machine
 from nobounce.facts.gpus import Gpu
-from nobounce.facts.iommu import iommu_of
+from nobounce.facts.iommu import iommu_of, kernel_options
 from nobounce.facts.pci import (
     DEVICES,
     DISTANCE_TEXT,
@@ -52,6 +52,9 @@ def pair_findings(machine: Machine, block: BlockFacts | None, gpu: Gpu) -> list[
             continue
         found += _link(disk, f"NVMe {bdf}")
         found.append(_way(machine, disk, gpu.pci, gpu.name))
+        if disk.numa_node is not None and gpu.pci.numa_node not in (None, disk.numa_node):
+            sentence = f"NVMe {bdf} is on NUMA node {disk.numa_node} and {gpu.name} on {gpu.pci.numa_node}"
+            found.append(Finding("pci", "yes", sentence, f"{DEVICES}/{bdf}/numa_node", decides=False))
         found += _iommu(machine, disk, gpu.pci, gpu.name)
     return found
 
@@ -98,8 +101,10 @@ def _iommu(machine: Machine, disk: PciDevice, gpu: PciDevice, name: str) -> list
         if one.translated == "no":
             continue
         answer: Known = "unknown"
+        asked = kernel_options(machine.source).get("iommu", "")
+        said = f"{one.kind}; iommu={asked} on the kernel's command line" if asked else one.kind
         sentence = (
-            f"an IOMMU translates the addresses of {label} ({one.kind}), which peer requests through the root complex often fail on"
+            f"an IOMMU translates the addresses of {label} ({said}), which peer requests through the root complex often fail on"
             if one.translated == "yes"
             else f"whether an IOMMU translates the addresses of {label} cannot be read"
         )

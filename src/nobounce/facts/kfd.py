@@ -8,6 +8,9 @@ so it is read before and after.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
 from dataclasses import dataclass
 
 from nobounce.facts.source import Source
@@ -18,6 +21,8 @@ AIS_BIT = 0x40
 NO_PEER_DMA = 1 << 4
 LINK_TYPES = {1: "HyperTransport", 2: "PCIe", 5: "QPI", 11: "xGMI"}
 _TRIES = 3
+_GET_VERSION = 0x80084B01
+"""AMDKFD_IOC_GET_VERSION: two 32-bit numbers (include/uapi/linux/kfd_ioctl.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +160,20 @@ def parse_properties(found: str) -> dict[str, int]:
         except ValueError:
             continue
     return values
+
+
+def interface_version(source: Source) -> str | None:
+    """The version of KFD's interface as /dev/kfd tells it, such as "1.18"; None for who may not open it."""
+
+    def live() -> list[int]:
+        fd = os.open("/dev/kfd", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return list(struct.unpack("=II", fcntl.ioctl(fd, _GET_VERSION, bytes(8))))
+        finally:
+            os.close(fd)
+
+    try:
+        major, minor = source.probe("kfd_version", (), live)
+    except (OSError, TypeError, ValueError):
+        return None
+    return f"{major}.{minor}"

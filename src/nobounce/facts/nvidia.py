@@ -104,3 +104,12 @@ def parse_cufile(raw: str) -> tuple[dict[str, Any], str]:
         return {}, f"{CUFILE_JSON} is no JSON: {e}"
     found = data.get("properties") if isinstance(data, dict) else None
     return (found, "") if isinstance(found, dict) else ({}, f"{CUFILE_JSON} has no properties")
+
+
+def registry(source: Source) -> str:
+    """The driver's RegistryDwords, where settings of its static BAR and of P2PDMA stand; "" where there are none."""
+    for line in (text(source, f"{PROC}/params") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "RegistryDwords":
+            return value.strip().strip('"')
+    return ""

@@ -595,3 +595,71 @@ def test_J29_the_judge_refuses_a_stack_only_where_the_rule_is_hipfiles(peer, rul
 def test_hip_and_cuda_assumptions_have_the_alignment_of_their_drivers() -> None:
     assert (HIP.min_mem_align, HIP.min_offset_align, HIP.file_rule) == (4096, 4096, "hipfile")
     assert (CUDA_DIRECT.min_mem_align, CUDA_DIRECT.file_rule) == (4096, "probe")
+
+
+def notes(found: Verdict) -> str:
+    return "\n".join(f"{f.layer}: {f.sentence}" for f in found.findings if not f.decides)
+
+
+def test_what_a_bug_report_wants_to_know_is_noted_and_decides_nothing() -> None:
+    tree = ready_amd().amdgpu(dkms="amdgpu/6.8.5-2041575.22.04, 6.8.0-45-generic, x86_64: installed")
+    tree.put("/sys/module/amdgpu/version", "6.8.5\n").put("/sys/module/amdgpu/parameters/pcie_p2p", "N\n")
+    tree.answer("kfd_version", value=[1, 18]).env(
+        HSA_XNACK="1", HIP_LAUNCH_BLOCKING="1", HIP_VISIBLE_DEVICES="0"
+    )
+    tree.kfd_node(1, gpu_id=1001, minor=128, gfx=110000)
+    found = verdict(tree)
+    assert found.verdict == "fastpath"
+    for said in (
+        "KFD's interface is 1.18",
+        "pcie_p2p off",
+        "amdgpu 6.8.5, DKMS build 2041575",
+        "HSA_XNACK=1 is set, but gfx1100 cannot",
+        "HIP_LAUNCH_BLOCKING=1",
+        "HIP_VISIBLE_DEVICES=0",
+        "nvme: nvme0: Fast Disk 9000, 1.0, live, pcie, 0000:03:00.0",
+    ):
+        assert said in notes(found)
+
+
+def test_another_numa_node_is_noted() -> None:
+    assert "NUMA node 0 and hip:0 on 1" in notes(verdict(ready_amd(numa=1)))
+
+
+def test_nvidia_settings_are_noted() -> None:
+    tree = (
+        nvidia()
+        .nvidia_fs()
+        .put("/proc/driver/nvidia/params", 'EnableMSI: 1\nRegistryDwords: "RMForceStaticBar1=1;"\n')
+    )
+    tree.put("/etc/cufile.json", '{"properties": {"allow_compat_mode": true, "use_pci_p2pdma": false}}')
+    said = notes(verdict(tree, device="cuda:0"))
+    for part in ("570.86.15", "RMForceStaticBar1=1;", "allow_compat_mode is true", "use_pci_p2pdma is false"):
+        assert part in said
+    broken = verdict(tree.put("/etc/cufile.json", "{"), device="cuda:0")
+    assert broken.verdict == "fastpath"
+    assert "is no JSON" in notes(broken)
+
+
+def test_cudas_numbers_are_doubted_where_models_differ() -> None:
+    tree = nvidia().nvidia_fs().nvidia_gpu("0000:41:00.0", model="NVIDIA T4")
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in notes(verdict(tree, device="cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("fstype", "options", "said"),
+    [
+        ("nfs4", "rw,proto=rdma", "over the network (rdma)"),
+        ("nfs4", "rw", "nfs4 at /s over the network"),
+        ("fuse.sshfs", "rw", "whose reads are served by a process"),
+        ("xfs", "ro", "mounted read-only"),
+    ],
+)
+def test_file_systems_say_what_lies_behind_them(fstype: str, options: str, said: str) -> None:
+    tree = ready_amd().mount("/s", fstype, "server:/x", options).file("/s/m")
+    assert said in notes(verdict(tree, "/s/m"))
+
+
+def test_nfs_over_rdma_is_tried_where_the_variable_allows_it() -> None:
+    tree = ready_amd().mount("/s", "nfs4", "server:/x", "rw,proto=rdma").file("/s/m")
+    assert verdict(tree, "/s/m", unsupported_file_systems=True).verdict == "fastpath"
