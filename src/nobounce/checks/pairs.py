@@ -15,15 +15,17 @@ from nobounce.facts.pci import (
     pci_device,
     root_complex_allows,
 )
-from nobounce.facts.types import BlockFacts, Known
+from nobounce.facts.types import BlockFacts, FileFacts, Known
 
 CROSSES = ("same-root-port", "same-host-bridge", "other-host-bridge")
 
 
-def block_findings(block: BlockFacts | None, gpu: Gpu, storage_way: str) -> list[Finding]:
+def block_findings(file: FileFacts, gpu: Gpu, storage_way: str) -> list[Finding]:
     """The block stack as the GPU's direct path takes it."""
+    block = file.block
     if block is None:
-        return []
+        sentence = f"what carries the bytes of {file.filesystem.fstype} is no block device that can be seen from here"
+        return [Finding("block", "unknown", sentence, file.filesystem.decided_by, "no-p2p")]
     answer, sentence = (
         block.peer,
         block.because or f"{block.name} ({block.backing}) is local NVMe all the way down",

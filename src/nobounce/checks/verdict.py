@@ -77,13 +77,14 @@ def verdict_for(machine: Machine, seen: Look, view: DeviceView, others: Others =
     worst_facts = facts
     if view.gpu is not None:
         way = machine.nvidia_storage.way(view.gpu.bdf) if view.gpu.runtime == "cuda" else ""
-        block = block_findings(facts.block, view.gpu, way)
+        block = block_findings(facts, view.gpu, way)
         between = pair_findings(machine, facts.block, view.gpu)
         findings += block + between
         if best.file_rule == "hipfile":  # the judge sees the stack itself
             if facts.block is not None and facts.block.peer == "unknown":
                 worst_facts = replace(facts, block=replace(facts.block, peer="no"))
-            best, worst_direct = _both(best, worst_direct, between)
+            unseen = block if facts.block is None else []
+            best, worst_direct = _both(best, worst_direct, unseen + between)
         else:
             best, worst_direct = _both(best, worst_direct, block + between)
     at_best = read_request(machine, facts, best, view.name)

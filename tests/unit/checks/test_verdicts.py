@@ -660,6 +660,12 @@ def test_file_systems_say_what_lies_behind_them(fstype: str, options: str, said:
     assert said in notes(verdict(tree, "/s/m"))
 
 
-def test_nfs_over_rdma_is_tried_where_the_variable_allows_it() -> None:
+def test_what_carries_a_network_file_system_is_not_known() -> None:
+    """hipFile tries NFS over RDMA where the variable allows it (G-15); whether that is direct, nothing here tells."""
     tree = ready_amd().mount("/s", "nfs4", "server:/x", "rw,proto=rdma").file("/s/m")
-    assert verdict(tree, "/s/m", unsupported_file_systems=True).verdict == "fastpath"
+    assert verdict(tree, "/s/m").verdict == "fallback"
+    found = verdict(tree, "/s/m", unsupported_file_systems=True)
+    assert found.verdict == "unknown"
+    assert "--probe" in str(found.cure)
+    remote = nvidia().nvidia_fs().mount("/s", "nfs4", "server:/x", "rw,proto=rdma").file("/s/m")
+    assert verdict(remote, "/s/m", "cuda:0").verdict == "unknown"
