@@ -224,9 +224,9 @@ def _io_uring() -> str:
     return ""
 
 
-for _name in ("cc", "fio", "git", "losetup", "tune2fs"):
+for _name in ("cc", "chromedriver", "chromium", "fio", "git", "losetup", "tune2fs"):
     CAPABILITIES[_name] = _program(_name)
-for _name in ("ml_dtypes", "numpy", "safetensors", "torch"):
+for _name in ("ml_dtypes", "numpy", "safetensors", "selenium", "torch"):
     CAPABILITIES[_name] = _package(_name)
 
 

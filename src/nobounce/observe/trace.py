@@ -62,7 +62,17 @@ class Tracer(hooks.Watcher):
 
     # what is told
 
+    def _full(self, events: int) -> bool:
+        """Whether these go over the limit; then they are counted, and nothing is made of them."""
+        if self.events + events <= self._limit:
+            return False
+        with self._lock:
+            self.dropped += events
+        return True
+
     def exited(self, operation: Operation) -> None:
+        if self._full(1 if operation.stream is None else 4):
+            return
         stream = operation.stream
         start = operation.queued_at if operation.started_at is None else operation.started_at
         args = describe(operation)
@@ -88,6 +98,8 @@ class Tracer(hooks.Watcher):
         )
 
     def moved(self, job: Job, chunk: Chunk, began: float, ended: float) -> None:
+        if self._full(1):
+            return
         thread = threading.get_native_id()
         args = {"nbytes": chunk.nbytes, "file_offset": chunk.file_offset, "reason": chunk.reason.code}
         event = {"ph": "X", "name": f"{chunk.backend} {job.target.op}", "cat": "chunk", "pid": self._pid}

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import errno
+import threading
+import tracemalloc
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nobounce.config import Settings
+from nobounce.errors import TransferCancelledError, TransferError
+from nobounce.io import hooks
+from nobounce.observe.counters import Counters
+from nobounce.observe.layout import MOST_FLOWS
+from nobounce.observe.snapshot import Stats, parse
+from nobounce.route.types import Refusal
+
+Maker = Callable[..., Any]
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters(Settings())
+
+
+def seen(counters: Counters) -> Stats:
+    return parse(counters.block())
+
+
+def test_a_transfer_both_ways_is_an_operation_of_each_and_its_time_is_split(
+    counters: Counters, job: Maker
+) -> None:
+    counters.ended(job(("direct", 3 << 20), ("unaligned-edge", 1 << 20), seconds=0.004))
+    s = seen(counters)
+    direct, relayed = s.flow(backend="fastpath"), s.flow(backend="fallback")
+    assert (direct.operations, direct.nbytes, relayed.operations, relayed.nbytes) == (1, 3 << 20, 1, 1 << 20)
+    assert direct.seconds == pytest.approx(0.003, rel=0.01)
+    assert relayed.seconds == pytest.approx(0.001, rel=0.01)
+    assert (relayed.relayed_bytes, s.host_traffic_bytes) == (1 << 20, 2 << 20)
+    assert s.reasons == {"direct": (1, 3 << 20), "unaligned-edge": (1, 1 << 20)}
+
+
+def test_bytes_from_the_page_cache_are_fallback_and_cached(counters: Counters, job: Maker) -> None:
+    counters.ended(job(("cached", 4096)))
+    s = seen(counters)
+    assert (s.fastpath_bytes, s.fallback_bytes, s.cached_bytes, s.host_traffic_bytes) == (0, 4096, 4096, 0)
+
+
+def test_an_error_counts_by_the_bytes_asked_for_and_the_bytes_that_moved_count_too(
+    counters: Counters, job: Maker
+) -> None:
+    error = TransferError(errno.EIO, filename="f", file_offset=0, nbytes=1, backend="fastpath", call="read")
+    counters.ended(job(("direct", 4096), requested=1 << 20, error=error))
+    flow = seen(counters).flow(backend="fastpath")
+    assert (flow.errors_by_size[9], flow.nbytes, flow.errors) == (1, 4096, 1)
+
+
+def test_an_empty_transfer_is_an_operation(counters: Counters, job: Maker) -> None:
+    counters.ended(job())
+    assert seen(counters).flow().operations == 1
+
+
+def test_refusals_are_counted_by_reason(counters: Counters) -> None:
+    refusals = Refusal("no-p2p", ""), Refusal("offset-align", "")
+    counters.refused("read", "sim:0", refusals, routed=True)
+    counters.refused("read", "sim:0", refusals[:1], routed=False)
+    s = seen(counters)
+    assert s.refusals == {"no-p2p": 2, "offset-align": 1}
+    assert s.counters["fastpath_rejections"] == 2
+    assert s.flow(op="read").unaligned == 1
+
+
+def test_cancelled_is_no_error(counters: Counters) -> None:
+    counters.unstarted("read", "cpu", 4096, 1, TransferCancelledError("x"))
+    counters.unstarted("read", "cpu", 4096, 1, ValueError("x"))
+    s = seen(counters)
+    assert (s.counters["cancelled"], s.counters["refused"], s.errors) == (1, 1, 1)
+
+
+def test_batches_count_each_request_in_its_bucket(counters: Counters) -> None:
+    group: Any = SimpleNamespace(
+        op="read",
+        target=SimpleNamespace(device_name="cpu"),
+        answer=SimpleNamespace(reason_list=[Refusal("edge", "")]),
+    )
+    done = np.array([4096, 4096, 100, 1 << 26])
+    ends = hooks.BatchEnds(done, done, np.array([1, 1, 2, 1], np.uint8), np.array([-1, -1, 0, -1], np.int8))
+    counters.batch_ended(group, ends, "complete", 0.5)
+    counters.batch_ended(group, ends, "failed", 0.5)
+    s = seen(counters)
+    direct, relayed = s.flow(backend="fastpath"), s.flow(backend="fallback")
+    assert (direct.operations_by_size[1], direct.operations_by_size[15], direct.nbytes) == (
+        2,
+        1,
+        8192 + (1 << 26),
+    )
+    assert (relayed.operations, relayed.nbytes) == (1, 100)
+    assert s.reasons == {"direct": (3, 8192 + (1 << 26)), "edge": (1, 100)}
+    assert (s.counters["batch_requests_complete"], s.counters["batch_requests_failed"], s.errors) == (4, 4, 4)
+
+
+def test_more_devices_than_there_is_room_for_go_into_one_and_are_said(counters: Counters, job: Maker) -> None:
+    for i in range(3 * MOST_FLOWS):
+        counters.ended(job(("direct", 4096), device=f"sim:{i}"))
+    s = seen(counters)
+    assert s.flow().nbytes == 3 * MOST_FLOWS * 4096
+    assert "(others)" in s.devices
+    assert s.counters["dropped_flows"] > 0
+
+
+def test_more_codes_than_there_is_room_for_go_into_one_and_are_said(counters: Counters, job: Maker) -> None:
+    for i in range(300):
+        counters.ended(job((f"code-{i}", 1)))
+    s = seen(counters)
+    assert sum(n for _, n in s.reasons.values()) == 300
+    assert s.counters["dropped_codes"] > 0
+
+
+def test_nothing_is_lost_between_threads(counters: Counters, job: Maker) -> None:
+    start = threading.Barrier(8)
+    one = job(("direct", 4096))
+
+    def count() -> None:
+        start.wait(30)
+        for _ in range(2000):
+            counters.ended(one)
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert seen(counters).flow(backend="fastpath").operations == 16000
+
+
+def test_a_million_transfers_take_no_memory(counters: Counters, job: Maker) -> None:
+    jobs = [job(("direct", 1 << k), seconds=1e-6 * k) for k in range(10, 30)]
+    for one in jobs:
+        counters.ended(one)
+    block = len(counters.block())
+    for i in range(1_000_000 - len(jobs) - 20_000):
+        counters.ended(jobs[i % 20])
+    tracemalloc.start()
+    try:
+        for i in range(20_000):
+            counters.ended(jobs[i % 20])
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert grown < 10_000
+    assert len(counters.block()) == block
+    assert seen(counters).flow().operations == 1_000_000
+
+
+def test_the_level_and_the_settings_stand_in_the_block() -> None:
+    s = seen(Counters(Settings(stats_level=2, allow_compat_mode=False, force_compat_mode=True)))
+    assert (s.level, s.allow_compat_mode, s.force_compat_mode) == (2, False, True)

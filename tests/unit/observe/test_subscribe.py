@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import nobounce
+from nobounce.errors import TransferCancelledError
+from nobounce.io.hooks import Operation
+from nobounce.observe.ranges import Ranges
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data").write_bytes(os.urandom(8192))
+    return tmp_path / "data"
+
+
+def test_subscribers_hear_of_enter_start_and_exit(data: Path) -> None:
+    heard: list[tuple[str, Operation]] = []
+    device = nobounce.Device("sim:0")
+    with (
+        nobounce.open(data) as f,
+        device.allocate(8192) as buffer,
+        device.create_stream() as stream,
+        nobounce.subscribe(
+            on_enter=lambda op: heard.append(("enter", op)),
+            on_start=lambda op: heard.append(("start", op)),
+            on_exit=lambda op: heard.append(("exit", op)),
+        ),
+    ):
+        f.read(buffer)
+        receipt = f.read_async(buffer, stream=stream).result()
+        handle = stream.handle
+    assert [what for what, _ in heard] == ["enter", "start", "exit"] * 2
+    sync, queued = heard[2][1], heard[5][1]
+    assert (sync.op, sync.device, sync.nbytes, sync.stream) == ("read", "sim:0", 8192, None)
+    assert queued.receipt == receipt
+    assert queued.stream == handle
+
+
+def test_after_close_nothing_is_heard(data: Path) -> None:
+    heard: list[Operation] = []
+    with nobounce.open(data) as f, nobounce.Device("cpu").allocate(8192) as buffer:
+        nobounce.subscribe(on_exit=heard.append).close()
+        f.read(buffer)
+    assert heard == []
+
+
+def test_a_subscriber_that_fails_harms_no_transfer(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: Operation) -> None:
+        raise ValueError("mine")
+
+    with (
+        nobounce.open(data) as f,
+        nobounce.Device("cpu").allocate(8192) as buffer,
+        nobounce.subscribe(on_enter=fail, on_start=fail, on_exit=fail),
+    ):
+        assert f.read(buffer).nbytes == 8192
+    assert caplog.text.count("a subscriber failed") == 3
+
+
+def test_a_cancelled_transfer_exits_once_with_its_error(data: Path) -> None:
+    heard: list[Operation] = []
+    device = nobounce.Device("sim:0")
+    with (
+        nobounce.open(data) as f,
+        device.allocate(8192) as buffer,
+        device.create_stream() as stream,
+        nobounce.subscribe(on_exit=heard.append),
+    ):
+        gate = device._runtime.gate(stream.handle, lambda: None)
+        transfer = f.read_async(buffer, stream=stream)
+        assert transfer.cancel()
+        gate.open()
+        stream.sync()
+    assert len(heard) == 1
+    assert isinstance(heard[0].error, TransferCancelledError)
+    assert nobounce.stats().counters.get("cancelled", 1) == 1
+
+
+def test_an_asynchronous_failure_carries_its_errno(data: Path) -> None:
+    import errno
+
+    from nobounce.testing.faults import inject
+
+    heard: list[Operation] = []
+    device = nobounce.Device("sim:0")
+    with (
+        nobounce.open(data) as f,
+        device.allocate(8192) as buffer,
+        device.create_stream() as stream,
+        nobounce.subscribe(on_exit=heard.append),
+        inject(op="read", error=errno.EIO, device="sim:0"),
+    ):
+        transfer = f.read_async(buffer, stream=stream)
+        assert transfer.exception() is not None
+    assert getattr(heard[0].error, "errno", None) == 5
+
+
+def test_ranges_open_at_the_first_byte_and_close_at_the_end(data: Path) -> None:
+    said: list[object] = []
+    ranges = Ranges(lambda name: said.append(name) or 7, lambda number: said.append(number))  # type: ignore[func-returns-value]
+    from nobounce.io import hooks
+
+    hooks.add(ranges)
+    with nobounce.open(data) as f, nobounce.Device("cpu").allocate(8192) as buffer:
+        f.read(buffer)
+    hooks.remove(ranges)
+    assert said == [b"nobounce read 8192 B cpu", 7]
+
+
+def test_ranges_want_a_library_that_is_loaded_already(tmp_path: Path) -> None:
+    assert Ranges.if_loaded() is None
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f01 r-xp 00000000 00:00 1    /nowhere/libnvToolsExt.so.1\nnonsense\n")
+    assert Ranges.if_loaded(str(maps)) is None

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nobounce
+from nobounce import config
+from nobounce.config import Settings
+from nobounce.errors import FileError, FormatError, NobounceError
+from nobounce.io import hooks
+from nobounce.io.hooks import Operation
+from nobounce.observe import start, traceread
+from nobounce.observe.analyse import analyse
+from nobounce.observe.trace import Tracer, path_for
+from nobounce.observe.traceread import Trace
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(8 * MIB))
+    return path
+
+
+def traced(tmp_path: Path, act: Callable[[], None], limit: int = 100_000) -> Trace:
+    config.override(Settings(trace=str(tmp_path / "t.json"), trace_events=limit))
+    hooks.start()
+    tracer = start._closers[0]
+    assert isinstance(tracer, Tracer)
+    act()
+    tracer.close()
+    return traceread.read(traceread.find(str(tmp_path / "t.json")))
+
+
+def everything(data: Path) -> Callable[[], None]:
+    def act() -> None:
+        device = nobounce.Device("sim:0")
+        with nobounce.open(data, "r+") as f, device.allocate(8 * MIB) as buffer:
+            f.read(buffer)
+            f.read(buffer, require="fallback")
+            f.write(buffer, nbytes=5000, file_offset=1)
+            streams = [device.create_stream() for _ in range(3)]
+            moves = [
+                f.read_async(
+                    buffer, stream=streams[i % 3], nbytes=MIB, file_offset=i * MIB, buffer_offset=i * MIB
+                )
+                for i in range(8)
+            ]
+            for m in moves:
+                m.result()
+            f.write_async(buffer, stream=streams[0], nbytes=MIB).result()
+            with pytest.raises(NobounceError):
+                f.read_async(buffer, stream=streams[0], file_offset=1, nbytes=5, require="fastpath")
+            for s in streams:
+                s.close()
+
+    return act
+
+
+@pytest.fixture
+def trace(tmp_path: Path, data: Path) -> Trace:
+    return traced(tmp_path, everything(data))
+
+
+def slices(trace: Trace) -> Iterator[tuple[tuple[int, int], float, float, dict[str, Any]]]:
+    for e in trace.events:
+        if e["ph"] == "X":
+            yield (e["pid"], e["tid"]), e["ts"], e["ts"] + e["dur"], e
+
+
+def test_slices_of_a_track_nest_or_follow(trace: Trace) -> None:
+    tracks: dict[Any, list[tuple[float, float, str]]] = {}
+    for track, begin, end, e in slices(trace):
+        if e["cat"] != "submit":
+            tracks.setdefault(track, []).append((begin, end, e["cat"]))
+    assert len(tracks) > 5
+    slack = 0.002  # timestamps are rounded to a nanosecond
+    for found in tracks.values():
+        found.sort(key=lambda s: (s[0], -s[1]))
+        opened: list[float] = []
+        for begin, end, _ in found:
+            while opened and opened[-1] <= begin + slack:
+                opened.pop()
+            assert not opened or end <= opened[-1] + slack
+            opened.append(end)
+
+
+def test_flows_pair_from_submission_to_the_slice_in_the_stream(trace: Trace) -> None:
+    begun = {e["id"]: e for e in trace.events if e["ph"] == "s"}
+    ended = {e["id"]: e for e in trace.events if e["ph"] == "f"}
+    assert len(begun) == 9
+    assert begun.keys() == ended.keys()
+    places = {(track, begin) for track, begin, _, e in slices(trace) if e["cat"] in ("transfer", "submit")}
+    for key, e in begun.items():
+        assert ((e["pid"], e["tid"]), e["ts"]) in places
+        assert ((e["pid"], ended[key]["tid"]), ended[key]["ts"]) in places
+        assert e["ts"] <= ended[key]["ts"]
+
+
+def test_sums_equal_the_counters(trace: Trace) -> None:
+    data = analyse(trace, {})
+    stats = trace.processes[0]["stats"]
+    for name in ("fastpath_bytes", "fallback_bytes", "cached_bytes", "host_traffic_bytes"):
+        assert data["totals"][name] == stats[name], name
+    assert stats["fastpath_bytes"] > 16 * MIB
+    assert (
+        sum(r["nbytes"] for r in data["totals"]["by_reason"])
+        == stats["fastpath_bytes"] + stats["fallback_bytes"]
+    )
+    chunks = sum(e["args"]["nbytes"] for _, _, _, e in slices(trace) if e["cat"] == "chunk")
+    assert chunks == stats["fastpath_bytes"] + stats["fallback_bytes"]
+    copied = sum(e["args"]["nbytes"] for _, _, _, e in slices(trace) if e["cat"] == "copy")
+    assert 2 * copied == stats["host_traffic_bytes"]
+
+
+def test_backend_and_reason_stand_on_each_slice(trace: Trace) -> None:
+    for _, _, _, e in slices(trace):
+        if e["cat"] == "chunk":
+            assert e["name"].split()[0] in ("fastpath", "fallback")
+            assert e["args"]["reason"]
+        if e["cat"] == "transfer" and "error" not in e["args"]:
+            assert e["args"]["backend"]
+            assert e["args"]["receipt"]["reasons"]
+
+
+def test_every_track_has_a_name(trace: Trace) -> None:
+    named = {e["tid"]: e["args"]["name"] for e in trace.events if e["ph"] == "M"}
+    assert {e["tid"] for e in trace.events} <= named.keys()
+    assert any(n.startswith("stream 0x") for n in named.values())
+    assert any(n.startswith("copy stream") for n in named.values())
+    assert any(n.startswith("nobounce-io") for n in named.values())
+
+
+def test_the_file_is_json_as_chrome_reads_it(trace: Trace, tmp_path: Path) -> None:
+    whole = json.loads(Path(path_for(str(tmp_path / "t.json"), os.getpid())).read_text())
+    assert len(whole["traceEvents"]) == len(trace.events)
+    assert whole["otherData"]["dropped"] == 0
+
+
+def test_a_trace_cut_off_by_a_kill_is_good_up_to_there(trace: Trace, tmp_path: Path) -> None:
+    path = Path(path_for(str(tmp_path / "t.json"), os.getpid()))
+    raw = path.read_text()
+    path.write_text(raw[: len(raw) // 2])
+    cut = traceread.read([str(path)])
+    assert (cut.cut, cut.processes) == (1, [])
+    assert 0 < len(cut.events) < len(trace.events)
+    assert analyse(cut, {})["counters"] is None
+
+
+def test_what_is_over_the_limit_is_dropped_and_said(tmp_path: Path, data: Path) -> None:
+    def act() -> None:
+        with nobounce.open(data) as f, nobounce.Device("cpu").allocate(4096) as buffer:
+            for _ in range(700):
+                f.read(buffer)
+
+    trace = traced(tmp_path, act, limit=1000)
+    assert len([e for e in trace.events if e["ph"] != "M"]) == 1000
+    assert trace.dropped == 400
+    assert analyse(trace, {})["left_out"]["events_dropped"] == 400
+
+
+def test_a_million_transfers_leave_a_bounded_trace(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path / "t.json"), 2000)
+    operation = Operation("read", "f", "cpu", 0, 1, None, 1.0, threading.get_native_id(), 1.0, 1.1)
+    for _ in range(5000):
+        tracer.exited(operation)
+    tracemalloc.start()
+    try:
+        for _ in range(995_000):
+            tracer.exited(operation)
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    tracer.close()
+    assert grown < 10_000
+    assert Path(tracer.path).stat().st_size < 2_000_000
+    assert traceread.read([tracer.path]).dropped == 998_000
+
+
+def test_traces_of_processes_merge(trace: Trace, tmp_path: Path) -> None:
+    one = path_for(str(tmp_path / "t.json"), os.getpid())
+    other = tmp_path / "t.1.json"
+    other.write_text(Path(one).read_text())
+    told = traceread.merge(traceread.find(str(tmp_path / "t.json")), str(tmp_path / "all.json"))
+    assert told["events"] == 2 * len(trace.events)
+    assert len(json.loads((tmp_path / "all.json").read_text())["otherData"]["processes"]) == 2
+    assert len(traceread.read([str(tmp_path / "all.json")]).processes) == 2
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[1, 2]")
+    with pytest.raises(FormatError):
+        traceread.read([str(tmp_path / "x.json")])
+    with pytest.raises(FileError):
+        traceread.find(str(tmp_path / "none.json"))
+
+
+def test_a_trace_written_by_another_tool_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(
+        json.dumps([{"ph": "X", "ts": 1, "dur": 1, "cat": "transfer", "args": {}}])
+    )
+    assert len(traceread.read([str(tmp_path / "x.json")]).events) == 1
