@@ -23,14 +23,15 @@ MAX_THREADS = 32
 def relay_shares(request_dma: str, can_dma: bool) -> tuple[int, int]:
     """(ring workers, page-cache DMA workers) of one relayed transfer.
 
-    DMA from the page cache costs a sixth of the CPU of a relay, so with few cores it does everything; with many, ring
-    workers beside it fill the link. NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS override.
+    DMA from the page cache costs a fifth of the CPU of a relay and is as fast as twelve ring workers; more than one of
+    them beside it take memory bandwidth from it (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS
+    override.
     """
     cores = len(os.sched_getaffinity(0))
     dma = (1 if can_dma else 0) if request_dma == "auto" else int(request_dma)
     ring = default_width()
     if dma and not settings().io_threads:
-        ring = 0 if cores <= 2 else 2 if cores <= 4 else 4
+        ring = 0 if cores <= 2 else 1
     return ring, dma
 
 

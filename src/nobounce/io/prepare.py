@@ -144,9 +144,10 @@ def make_job(
         width, slots = stream_width(share, ring.slot_nbytes)
         ring.prepare(width * slots, width)
     dma = 0
-    if ring is not None and request.op == "read":
+    if ring is not None and request.op == "read" and not ahead:
+        # Not behind a gate: registering memory waits for work on the device, and the gate would wait for it.
         ring_workers, dma = relay_shares(request.settings.page_cache_dma, device.capabilities.page_cache_dma)
-        width = max(1, (min(width, ring_workers) if ahead else ring_workers) + dma)
+        width = max(1, ring_workers + dma)
     relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0
     chunks, epilogue = cut(route, request.op, chunk_nbytes, relay_align)
     target = make_target(

@@ -109,6 +109,7 @@ def submit(
             return job
 
         transfer = Transfer(pool, make, release)
+        transfer._small = ahead is not None and ahead.tickets <= 1
         if hooks.observers:
             transfer._subject = hooks.Subject(op, device.name, now[0], on.handle, seen)
         if given.bytes_done is not None:

@@ -42,6 +42,8 @@ class Transfer:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Transfer], object]] = []
         self._gate: Gate | None = None
+        self._arrived = False
+        self._small = False
         self._on_end: Callable[[Receipt | None, BaseException | None], None] | None = None
         self._subject: Subject | None = None
 
@@ -115,6 +117,7 @@ class Transfer:
 
     def _reached(self) -> None:
         """The stream is here; only hand over to an I/O thread."""
+        self._arrived = True
         self._engine.submit(self)
 
     @property
@@ -175,6 +178,12 @@ class Transfer:
         gate.open()
 
     def _wait(self, timeout: float | None) -> None:
+        if timeout is None and self._small and self._state == _QUEUED:
+            gate = self._gate
+            if gate is not None:
+                gate.look()
+            if self._arrived:
+                self.work()  # the waiting thread is quicker than waking another
         with self._changed.mutex:
             if not self._changed.wait_for(self.done, timeout):
                 raise TransferTimeoutError(f"the transfer has not ended within {timeout} s; it goes on")
