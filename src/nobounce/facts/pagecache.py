@@ -1,10 +1,15 @@
-"""What the page cache holds of a file: asked of cachestat(2), else sampled, never of mincore (it answers "everything" for a
+"""What the page cache holds of a file: asked of cachestat(2), else sampled, not of mincore (it answers "everything" for a
 file that the caller neither owns nor may write).
+
+overlay, hence every container image, is the exception. Its pages belong to the file below, and cachestat counts those of the
+overlay's own inode: none, ever, so that a warm file would look cold, and a read through the cache would leave no trace. There
+mincore on a mapping, which overlay hands to the file below, is asked instead, and believed only where it does not lie.
 
 cachestat refuses such a file too (EPERM): a model that root installed and a user reads is always sampled. And sampling is no
 mere look. A missed preadv2(RWF_NOWAIT) answers EAGAIN, but Linux 6.18 starts reading that page all the same (four pages at
 the start of a file): 8 missed samples leave 32 to 44 KiB behind. At fixed places the next sampling would find just those and
-take a cold file for a cached one, so the places are random. overlay and tmpfs answer EOPNOTSUPP: unknown, which means cold.
+take a cold file for a cached one, so the places are random. overlay and tmpfs answer EOPNOTSUPP. Unknown
+means cold.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from nobounce.facts import cachestat
 from nobounce.facts.types import Residency
 
 SAMPLES = 8
+_OVERLAY = 0x794C7630
 _PAGE = os.sysconf("SC_PAGESIZE")
 _places = random.Random()  # not the global one, whose order belongs to the application
 
@@ -26,9 +32,25 @@ def residency(fd: int, file_offset: int, nbytes: int) -> Residency:
     if nbytes <= 0:
         return Residency(0, 0, "cachestat")
     try:
-        return Residency(min(nbytes, cachestat.cached_nbytes(fd, file_offset, nbytes)), nbytes, "cachestat")
+        cached = cachestat.cached_nbytes(fd, file_offset, nbytes)
+        if cached == 0 and cachestat.descriptor_type(fd) == _OVERLAY:
+            return _below(fd, file_offset, nbytes)
+        return Residency(min(nbytes, cached), nbytes, "cachestat")
     except OSError:
-        return sample(fd, file_offset, nbytes)
+        found = sample(fd, file_offset, nbytes)
+        return found if found.resident_bytes is not None else _below(fd, file_offset, nbytes)
+
+
+def _below(fd: int, file_offset: int, nbytes: int) -> Residency:
+    try:
+        cached = cachestat.mapped_nbytes(fd, file_offset, nbytes)
+    except OSError:
+        cached = None
+    return (
+        Residency(None, nbytes, "unknown")
+        if cached is None
+        else Residency(min(nbytes, cached), nbytes, "mincore")
+    )
 
 
 def sample(fd: int, file_offset: int, nbytes: int) -> Residency:

@@ -82,4 +82,4 @@ class Residency:
 
     resident_bytes: int | None
     nbytes: int
-    how: Literal["cachestat", "nowait", "unknown"]
+    how: Literal["cachestat", "mincore", "nowait", "unknown"]

@@ -75,10 +75,34 @@ def test_a_missed_sample_is_not_met_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(being_read) == 20 * pagecache.SAMPLES
 
 
+def test_where_neither_works_a_mapping_is_asked_unless_it_lies(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux before 6.5 with a file on overlay: no cachestat, no RWF_NOWAIT."""
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "refused")
+
+    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+    monkeypatch.setattr(os, "preadv", refuse)
+    drop(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    assert residency(fd, 0, 4 * MIB) == Residency(0, 4 * MIB, "mincore")
+    os.pread(fd, MIB, MIB)
+    assert residency(fd, 0, 4 * MIB).resident_bytes == MIB
+    assert residency(fd, MIB + 5, 100) == Residency(100, 100, "mincore")
+    assert residency(fd, 3 * MIB, 1 << 40).resident_bytes == 0, "past the end of the file is nothing"
+    monkeypatch.setattr(cachestat, "_present", lambda fd, offset, nbytes: -(-nbytes // 4096))
+    assert residency(fd, 0, 4 * MIB) == Residency(None, 4 * MIB, "unknown")
+
+
 def test_what_cannot_be_sampled_is_unknown() -> None:
     read, write = os.pipe()
     try:
         assert sample(read, 0, 4096) == Residency(None, 4096, "unknown")
+        with pytest.raises(OSError) as caught:
+            cachestat.mapped_nbytes(read, 0, 4096)
+        assert caught.value.errno == errno.ENODEV
     finally:
         os.close(read)
         os.close(write)
