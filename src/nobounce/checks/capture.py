@@ -83,8 +83,10 @@ class Scrubber:
 
     def _ipv6(self, match: re.Match[str]) -> str:
         try:
-            ipaddress.IPv6Address(match[0])
+            address = int(ipaddress.IPv6Address(match[0]))
         except ValueError:
+            return match[0]
+        if address < 1 << 16:  # "0::/" in a cgroup, and the loopback address
             return match[0]
         return self._token("ipv6", match[0])
 

@@ -17,6 +17,7 @@ from nobounce.checks.findings import EXIT_CODES, Verdict, worst
 from nobounce.checks.machine import Machine
 from nobounce.checks.report import check_paths
 from nobounce.checks.verdict import outcome, read_request
+from nobounce.checks.volumes import Volumes
 from nobounce.config import Settings
 from nobounce.errors import RouteError
 from nobounce.route.judge import judge
@@ -669,3 +670,22 @@ def test_what_carries_a_network_file_system_is_not_known() -> None:
     assert "--probe" in str(found.cure)
     remote = nvidia().nvidia_fs().mount("/s", "nfs4", "server:/x", "rw,proto=rdma").file("/s/m")
     assert verdict(remote, "/s/m", "cuda:0").verdict == "unknown"
+
+
+def test_a_virtual_function_is_the_judges_own_condition() -> None:
+    tree = ready_amd()
+    tree.folder(f"{tree.pci_path('0000:c1:00.0')}/physfn")
+    best = view_of(Machine(tree, Settings()), "hip:0").best
+    assert (best.available, best.virtual_function) == (True, "yes")
+
+
+def test_a_volume_where_o_direct_could_not_be_tried_is_unknown_and_never_advised() -> None:
+    tree = ready_amd().nvme("nvme1n1", "0000:04:00.0").mount("/no", "xfs", "nvme1n1", o_direct=errno.EACCES)
+    tree.nvme("nvme2n1", "0000:05:00.0").mount("/ro", "xfs", "nvme2n1", "ro")
+    machine = Machine(tree, Settings())
+    volumes, view = Volumes(machine), view_of(machine, "hip:0")
+    rows = {v.mount_point: v for v in volumes.judged([view, view_of(machine, "cpu")])}
+    assert rows["/no"].o_direct == "unknown"
+    assert rows["/no"].verdicts == {"hip:0": "unknown", "cpu": "unknown"}
+    assert rows["/data"].verdicts == {"hip:0": "fastpath", "cpu": "fastpath"}
+    assert volumes.better(view) == ["/data"]

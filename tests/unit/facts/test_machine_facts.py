@@ -302,6 +302,9 @@ def test_HIPs_order_after_both_variables() -> None:
         ("hip:0", "0000:c2:00.0"),
         ("hip:1", "0000:c4:00.0"),
     ]
+    del tree.environ["HIP_VISIBLE_DEVICES"]
+    tree.env(CUDA_VISIBLE_DEVICES="2")
+    assert [g.bdf for g in amd_gpus(tree, topology(tree))] == ["0000:c1:00.0"]
 
 
 # kernel
