@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -30,13 +31,31 @@ def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_example_is_run_here() -> None:
-    assert {p.name for p in EXAMPLES.glob("*.py")} == {"demo.py", ROUNDTRIP.name}
+    assert {p.name for p in EXAMPLES.glob("*.py")} == {"demo.py", "opentelemetry_exporter.py", ROUNDTRIP.name}
 
 
 def test_the_demo_runs() -> None:
     need("safetensors", "demo_model")
     done = _run(EXAMPLES / "demo.py")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_transfers_become_opentelemetry_spans(tmp_path: Path) -> None:
+    need("opentelemetry")
+    path = tmp_path / "data"
+    path.write_bytes(bytes(8192))
+    done = _run(EXAMPLES / "opentelemetry_exporter.py", path, "sim:0")
+    assert done.returncode == 0, done.stderr
+    decoder, text, spans = json.JSONDecoder(), done.stdout.strip(), []
+    while text:
+        span, end = decoder.raw_decode(text)
+        spans.append(span)
+        text = text[end:].lstrip()
+    assert [s["name"] for s in spans] == ["nobounce read"] * 2
+    for span in spans:
+        moved = [span["attributes"][f"nobounce.{b}_bytes"] for b in ("fastpath", "fallback")]
+        assert sum(moved) == 8192
+        assert span["start_time"] <= span["events"][0]["timestamp"] <= span["end_time"]
 
 
 @pytest.mark.parametrize("device", [(), ("0",), ("sim:1",)])

@@ -47,7 +47,9 @@ def roofs(measured: Mapping[str, float], limits: Mapping[str, float]) -> list[Ro
             (name, limits[name] / times) for name, times in NEEDS[way].items() if limits.get(name, 0) > 0
         ]
         known.sort(key=lambda item: item[1])
-        found.append(Roof(way, rate, tuple(known), _sentence(rate, known)))
+        disks = [n for n in NEEDS[way] if n.startswith("disk") and limits.get(n, 0) <= 0]
+        unknown = f" (the {disks[0]} has not been measured: `nobounce bench` does)" if disks and known else ""
+        found.append(Roof(way, rate, tuple(known), _sentence(rate, known) + unknown))
     return found
 
 
