@@ -52,7 +52,7 @@ def mapped_nbytes(fd: int, file_offset: int, nbytes: int) -> int | None:
     """Bytes of the pages of the range that the page cache holds, by mincore(2) on a mapping; None where it would lie.
 
     To a caller who neither owns nor may write the file mincore says "everything", even of a page far behind the end of the
-    file: such a page is asked about first. Raises OSError. Costs 4 us and 20 ns a page.
+    file: such a page is asked about first. Raises OSError. Costs 20 us and 35 ns a page (9 ms a GiB).
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):  # mapping a device may act on it
