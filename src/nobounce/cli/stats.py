@@ -92,32 +92,25 @@ class _Session:
         self, form: str, output: str | None, watch: float | None, expect: str | None, verify: bool
     ) -> None:
         self.form, self.output, self.watch, self.expect, self.verify = form, output, watch, expect, verify
-        self._kernel: dict[int, ProcessIO] = {}
-        self._before: dict[int, ProcessIO] = {}
+        self._pairs: dict[int, tuple[Stats, ProcessIO]] = {}
         self._last: Stats | None = None
         self._shown_at = time.monotonic()
 
     def launch(self, program: list[str]) -> int:
         from nobounce.observe.attach import Collector
-        from nobounce.observe.verify import device_io
+        from nobounce.observe.verify import children_io, device_io
 
-        disks = device_io() if self.verify else {}
+        disks, before = device_io() if self.verify else {}, children_io()
         with Collector() as collector:
 
             def tick(_: subprocess.Popen[bytes]) -> None:
-                self._sample(collector.attached)
-                if self.watch is not None:
-                    self._show(collector.read())
+                self._show(collector.read())
 
-            wanted = self.watch is not None or self.verify
-            code = run_program(
-                program,
-                {"NOBOUNCE_STATS_COLLECTOR": collector.name},
-                tick if wanted else None,
-                every=0.02 if self.verify else 0.1,
-            )
+            variables = {"NOBOUNCE_STATS_COLLECTOR": collector.name}
+            code = run_program(program, variables, tick if self.watch is not None else None)
             parts = collector.read()
-        return self._end(parts, disks, code)
+        kernel = children_io() - before
+        return self._end(parts, code, (parts, kernel, disks) if self.verify else None)
 
     def attach(self, pids: list[int], now: bool) -> int:
         from nobounce.observe.attach import attach
@@ -125,10 +118,8 @@ class _Session:
 
         with contextlib.ExitStack() as stack:
             attached = [stack.enter_context(attach(pid)) for pid in dict.fromkeys(pids)]
-            first = {a.pid: a.read() for a in attached} if self.verify else {}
             self._sample(attached)
-            self._before = dict(self._kernel)
-            disks = device_io() if self.verify else {}
+            before, disks = dict(self._pairs), device_io() if self.verify else {}
             with contextlib.suppress(KeyboardInterrupt):
                 for _ in () if now else _until_gone(attached, min(self.watch or 0.05, 0.05)):
                     self._sample(attached)
@@ -136,18 +127,26 @@ class _Session:
                         self._show([a.read() for a in attached])
             self._sample(attached)
             parts = [a.read() for a in attached]
-        interval = [p - first[p.pids[0]] for p in parts] if first else None
-        return self._end(parts, disks, DONE, interval)
+        if not self.verify:
+            return self._end(parts, DONE, None)
+        kernel: ProcessIO | None = None
+        ours = []
+        for pid, (stats, counted) in self._pairs.items():
+            moved = counted - before[pid][1]
+            kernel = moved if kernel is None else kernel + moved
+            ours.append(stats - before[pid][0])
+        return self._end(parts, DONE, (ours, kernel, disks))
 
     def _sample(self, attached: list[Attached]) -> None:
-        """The kernel's counters go with the process: keep the last that could be read."""
+        """Our counters, then the kernel's, which go with the process: the last that could be read are kept."""
         if self.verify:
             from nobounce.observe.verify import process_io
 
-            for one in list(attached):
+            for one in attached:
+                stats = one.read()
                 found = process_io(one.pid)
                 if found is not None:
-                    self._kernel[one.pid] = found
+                    self._pairs[one.pid] = stats, found
 
     def _show(self, parts: list[Stats]) -> None:
         from nobounce.observe.report_text import rates
@@ -167,20 +166,20 @@ class _Session:
         self._last = current
 
     def _end(
-        self, parts: list[Stats], disks: dict[str, ProcessIO], code: int, interval: list[Stats] | None = None
+        self,
+        parts: list[Stats],
+        code: int,
+        check: tuple[list[Stats], ProcessIO | None, dict[str, ProcessIO]] | None,
     ) -> int:
-        from nobounce.observe import verify
         from nobounce.observe.snapshot import total
 
         verdict: Verdict | None = None
-        if self.verify:
-            kernel = None
-            for pid, found in self._kernel.items():
-                moved = found - self._before[pid] if pid in self._before else found
-                kernel = moved if kernel is None else kernel + moved
-            after = verify.device_io()
-            moved_disks = {n: after[n] - disks[n] for n in after if n in disks}
-            verdict = verify.verify(total(interval if interval is not None else parts), kernel, moved_disks)
+        if check is not None:
+            from nobounce.observe.verify import device_io, verify
+
+            ours, kernel, disks = check
+            after = device_io()
+            verdict = verify(total(ours), kernel, {n: after[n] - disks[n] for n in after if n in disks})
         unmet = self._unmet(parts, verdict)
         self._write(self._render(parts, verdict, unmet, code))
         for line in unmet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from nobounce.config import settings
+from nobounce.errors import ConfigError
 from nobounce.io import hooks
 from nobounce.observe.counters import Counters
 
@@ -26,7 +27,10 @@ def start() -> None:
     if in_force.trace:
         from nobounce.observe.trace import Tracer
 
-        tracer = Tracer(in_force.trace, in_force.trace_events)
+        try:
+            tracer = Tracer(in_force.trace, in_force.trace_events)
+        except OSError as e:
+            raise ConfigError(f"NOBOUNCE_TRACE={in_force.trace!r}: cannot write there: {e.strerror}") from e
         _closers.append(tracer)
         hooks.add(tracer)
     if in_force.stats_level:

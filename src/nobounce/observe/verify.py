@@ -2,12 +2,14 @@
 
 `/proc/PID/io` read_bytes counts what the process had fetched from storage: every direct byte, and every byte that was not in
 the page cache. So direct bytes can never exceed it; and bytes that we call cached must not show up in it. It goes with the
-process, so it is sampled while the process lives. A block device's counters are everybody's: they only bound from below.
+process, so it is sampled while the process lives, each time just after our own; what the kernel tells the parent of an ended
+process (ru_inblock, ru_oublock) is the same count. A block device's counters are everybody's: they only bound from below.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +43,12 @@ def process_io(pid: int) -> ProcessIO | None:
         return None
 
 
+def children_io() -> ProcessIO:
+    """The kernel's counters of every child that this process has waited for, and of those that they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ProcessIO(used.ru_inblock * SECTOR, used.ru_oublock * SECTOR)
+
+
 def device_io() -> dict[str, ProcessIO]:
     """Bytes read and written by whole block devices (no partitions), from /proc/diskstats."""
     found: dict[str, ProcessIO] = {}
@@ -58,7 +66,7 @@ def device_io() -> dict[str, ProcessIO]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the kernel's figures agree with ours, and why. `agrees` is None where they could not be had."""
+    """Whether the kernel's figures agree with ours, and why. `agrees` is None where they cannot tell."""
 
     agrees: bool | None
     lines: tuple[str, ...]
@@ -85,13 +93,13 @@ def verify(interval: Stats, kernel: ProcessIO | None, devices: dict[str, Process
     if kernel is None:
         return Verdict(None, ("the kernel's counters of the process could not be read",), figures)
     lines: list[str] = []
-    agrees = True
+    agrees: bool | None = True
     for op, ours, theirs in (
         ("read", reads.nbytes, kernel.read_bytes),
         ("written", writes.nbytes, kernel.write_bytes),
     ):
         enough = ours <= theirs + PAGE
-        agrees = agrees and enough
+        agrees = bool(agrees and enough)
         sign = "at most" if enough else "MORE THAN"
         lines.append(
             f"direct bytes {op}: {ours}, which is {sign} the {theirs} that the kernel counted for the process"
@@ -104,9 +112,13 @@ def verify(interval: Stats, kernel: ProcessIO | None, devices: dict[str, Process
         clean = hidden < fallback.cached_bytes
         lines.append(
             f"cached bytes: {fallback.cached_bytes}; of what the kernel fetched, {hidden} bytes are neither direct nor uncached fallback"
-            + ("" if clean else ": as many as we call cached, so they may have come from the disk")
+            + (
+                ""
+                if clean
+                else ": no fewer than we call cached, so whether these came from the disk cannot be told"
+            )
         )
-        agrees = agrees and clean
+        agrees = agrees and (True if clean else None)
     whole = sum(d.read_bytes for d in devices.values()), sum(d.write_bytes for d in devices.values())
     if devices and reads.nbytes > whole[0] + PAGE:
         lines.append(
@@ -116,5 +128,6 @@ def verify(interval: Stats, kernel: ProcessIO | None, devices: dict[str, Process
         lines.append(
             f"block devices: read {whole[0]} and wrote {whole[1]} bytes in all, everybody's included"
         )
-    lines.append("the kernel agrees" if agrees else "THE KERNEL DISAGREES")
+    words = {True: "the kernel agrees", False: "THE KERNEL DISAGREES", None: "the kernel cannot tell"}
+    lines.append(words[agrees])
     return Verdict(agrees, tuple(lines), figures)
