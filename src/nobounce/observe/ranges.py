@@ -1,14 +1,18 @@
 """Ranges that vendor profilers show: NVTX or roctx, where the process has their library loaded already.
 
-A library that nobody loaded has nobody listening; loading it here would only cost time. Names are short and bounded.
+A library that nobody loaded has nobody listening; loading it here would only cost time. NVTX 3 has no library of its own but lives
+inside those that use it: there the Python modules `nvtx` and torch (built for CUDA) are the way in, if they are imported.
+Names are short and bounded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from nobounce.io import hooks
 from nobounce.io.hooks import Operation
@@ -23,9 +27,9 @@ LIBRARIES = (
 class Ranges(hooks.Watcher):
     """A range per transfer, from its first byte to its end; ranges of different threads may overlap."""
 
-    def __init__(self, start: Callable[[bytes], int], stop: Callable[[int], object]) -> None:
+    def __init__(self, start: Callable[[bytes], Any], stop: Callable[[Any], object]) -> None:
         self._start, self._stop = start, stop
-        self._open: dict[Operation, int] = {}
+        self._open: dict[Operation, Any] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -40,6 +44,18 @@ class Ranges(hooks.Watcher):
             start.argtypes, start.restype = [ctypes.c_char_p], ctypes.c_uint64
             stop.argtypes, stop.restype = [ctypes.c_uint64], None
             return cls(start, stop)
+        return cls._of_module()
+
+    @classmethod
+    def _of_module(cls) -> Ranges | None:
+        nvtx = sys.modules.get("nvtx")
+        if hasattr(nvtx, "start_range"):
+            return cls(lambda name: nvtx.start_range(name.decode()), nvtx.end_range)  # type: ignore[union-attr]
+        torch = sys.modules.get("torch")
+        if torch is not None and getattr(getattr(torch, "version", None), "cuda", None):
+            found = sys.modules.get("torch.cuda.nvtx")
+            if hasattr(found, "range_start"):
+                return cls(lambda name: found.range_start(name.decode()), found.range_end)  # type: ignore[union-attr]
         return None
 
     def started(self, operation: Operation) -> None:

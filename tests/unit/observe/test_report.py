@@ -72,7 +72,9 @@ def test_the_kernel_agrees_when_it_counted_the_direct_bytes(job: Maker) -> None:
     s = stats(job(("direct", 1 << 20)), job(("cached", 4096)))
     assert verify(s, ProcessIO(1 << 20, 0), {}).agrees is True
     assert verify(s, ProcessIO(0, 0), {}).agrees is False
-    assert verify(s, ProcessIO((1 << 20) + 8192, 0), {}).agrees is None, "cached bytes may have come from the disk"
+    assert verify(s, ProcessIO((1 << 20) + 8192, 0), {}).agrees is None, (
+        "cached bytes may have come from the disk"
+    )
     assert verify(s, None, {}).agrees is None
 
 

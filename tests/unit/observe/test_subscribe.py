@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import nobounce
-from nobounce.errors import TransferCancelledError
+from nobounce import config
+from nobounce.config import Settings
+from nobounce.errors import ConfigError, TransferCancelledError
+from nobounce.io import hooks
 from nobounce.io.hooks import Operation
 from nobounce.observe.ranges import Ranges
 
@@ -102,8 +107,6 @@ def test_an_asynchronous_failure_carries_its_errno(data: Path) -> None:
 def test_ranges_open_at_the_first_byte_and_close_at_the_end(data: Path) -> None:
     said: list[object] = []
     ranges = Ranges(lambda name: said.append(name) or 7, lambda number: said.append(number))  # type: ignore[func-returns-value]
-    from nobounce.io import hooks
-
     hooks.add(ranges)
     with nobounce.open(data) as f, nobounce.Device("cpu").allocate(8192) as buffer:
         f.read(buffer)
@@ -116,3 +119,22 @@ def test_ranges_want_a_library_that_is_loaded_already(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text("7f00-7f01 r-xp 00000000 00:00 1    /nowhere/libnvToolsExt.so.1\nnonsense\n")
     assert Ranges.if_loaded(str(maps)) is None
+
+
+def test_ranges_go_through_a_module_that_is_imported(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    fake = SimpleNamespace(start_range=lambda name: said.append(name) or "handle", end_range=said.append)
+    monkeypatch.setitem(sys.modules, "nvtx", fake)
+    ranges = Ranges.if_loaded(os.devnull)
+    assert ranges is not None
+    hooks.add(ranges)
+    with nobounce.open(data) as f, nobounce.Device("cpu").allocate(8192) as buffer:
+        f.read(buffer)
+    hooks.remove(ranges)
+    assert said == ["nobounce read 8192 B cpu", "handle"]
+
+
+def test_a_trace_that_cannot_be_written_is_a_config_error() -> None:
+    config.override(Settings(trace="/no/such/folder/t.json"))
+    with pytest.raises(ConfigError, match="NOBOUNCE_TRACE"):
+        hooks.start()
