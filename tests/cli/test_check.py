@@ -155,6 +155,13 @@ def test_the_worst_of_several_files_and_devices_is_the_exit_code(on: Run) -> Non
     assert on(_encrypted(), "check", "/data/model.bin", "/data/none", "-d", "hip:0").exit_code == 4
 
 
+def test_the_device_is_the_one_that_the_variable_names(on: Run) -> None:
+    env = {"NOBOUNCE_DEVICE": "sim:0"}
+    assert " on sim:0: fastpath" in on(ready_amd(), "check", "/data/model.bin", env=env).stdout
+    assert " on hip:0: fastpath" in on(ready_amd(), "check", "/data/model.bin").stdout
+    assert on(ready_amd(), "check", "/data/model.bin", env={"NOBOUNCE_DEVICE": "gpu"}).exit_code == 2
+
+
 def test_names_are_escaped(on: Run) -> None:
     tree = ready_amd().file("/data/\x1b[2Jx\udcff")
     done = on(tree, "check", "/data/\x1b[2Jx\udcff")
@@ -277,6 +284,16 @@ def test_a_capture_is_judged_the_same_elsewhere(on: Run, tmp_path: Path) -> None
         again = on(Tree(), "check", *[a for a in arguments if a == "-v"], "--replay", path)
         assert live.exit_code == again.exit_code == code
         assert again.stdout.replace("Linux host", "Linux testhost") == live.stdout
+
+
+def test_a_capture_keeps_the_settings_that_verdicts_depend_on(on: Run, tmp_path: Path) -> None:
+    path = tmp_path / "c.tar"
+    env = {"HIPFILE_FORCE_COMPAT_MODE": "1", "NOBOUNCE_DEVICE": "sim:0"}
+    live = on(ready_amd(), "check", "/data/model.bin", "--capture", path, env=env)
+    assert live.exit_code == 1
+    again = on(Tree(), "check", "--replay", path, env={"NOBOUNCE_DEVICE": "cpu"})
+    assert again.stdout == live.stdout
+    assert "fastpath-disabled" in again.stdout
 
 
 def _secretive() -> Tree:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import nobounce
 from capabilities import as_nobody, need
 from filesystems import Machine
-from nobounce import config
+from nobounce import config, hipfile
 from nobounce.checks.files import look
 from nobounce.checks.machine import Machine as Facts
 from nobounce.checks.report import check_paths, survey
@@ -179,6 +179,31 @@ def test_J29_a_real_request_to_a_p2p_device_is_refused_by_the_stack(
             f.read(buffer, require="fastpath")
         assert [r.code for r in info.value.refusals] == ["block-stack"]
         assert "loop" in info.value.refusals[0].sentence
+
+
+@pytest.mark.parametrize("profile", ["", "hipfile-0.5"])
+def test_J29_the_facade_refuses_the_stack_too_unless_the_profile_is_the_published_one(
+    disks: Machine, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    facts = DirectFacts("sim", True, file_rule="hipfile", memory_kinds=frozenset({MemoryKind.DEVICE}))
+    monkeypatch.setattr(sim.SimDirect, "facts", lambda self, device: facts)
+    config.override(Settings(profile=profile) if profile else Settings())
+    device = nobounce.Device("sim:0")
+    fd = os.open(made(disks.get("xfs")), os.O_RDONLY)
+    hipfile.use(device)
+    try:
+        with device.allocate(MIB) as buffer:
+            _, handle = hipfile.handle_register(fd)
+            _, scores = hipfile.score(handle, buffer, MIB, 0, 0)
+            assert scores is not None
+            assert [r.code for r in scores.fastpath.refusals] == ([] if profile else ["block-stack"])
+            assert scores.fastpath.value == (100 if profile else -1)
+            hipfile.handle_deregister(handle)
+    finally:
+        while hipfile.use_count():
+            hipfile.driver_close()
+        hipfile.use(None)
+        os.close(fd)
 
 
 def test_the_stack_is_not_looked_up_for_devices_that_do_no_p2p(disks: Machine) -> None:

@@ -55,7 +55,9 @@ def view_of(machine: Machine, name: str) -> DeviceView:
 
 
 def every_device(machine: Machine) -> list[str]:
-    """The GPUs, or cpu where there is none: what a check looks at unless told."""
+    """What a check looks at unless told: NOBOUNCE_DEVICE, else the GPUs, or cpu where there is none."""
+    if machine.settings.device:
+        return [machine.settings.device]
     return [g.name for g in machine.gpus] or ["cpu"]
 
 

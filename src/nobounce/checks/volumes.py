@@ -115,6 +115,7 @@ class Volumes:
         self._trials: dict[tuple[Any, ...], tuple[Known, int, int]] = {}
         self._journals: dict[tuple[int, int], tuple[Any, str]] = {}
         self._looks: list[tuple[Volume, Look]] | None = None
+        self._better: dict[str, list[str]] = {}
 
     @property
     def looks(self) -> list[tuple[Volume, Look]]:
@@ -154,12 +155,14 @@ class Volumes:
 
     def better(self, view: DeviceView) -> list[str]:
         """Mount points where a file would go direct on this device, nearest first."""
-        found = []
-        for row, look in self.looks:
-            writable = "ro" not in row.options
-            if writable and self._verdict(row, look, view) == "fastpath":
-                found.append((self._far(look, view), row.mount_point))
-        return [point for _, point in sorted(found, key=lambda f: f[0])]
+        if view.name not in self._better:
+            found = [
+                (self._far(look, view), row.mount_point)
+                for row, look in self.looks
+                if "ro" not in row.options and self._verdict(row, look, view) == "fastpath"
+            ]
+            self._better[view.name] = [point for _, point in sorted(found, key=lambda f: f[0])]
+        return self._better[view.name]
 
     def _far(self, look: Look, view: DeviceView) -> int:
         order = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from nobounce.cli.options import Json
 from nobounce.cli.output import complain, document, emit_json, run, say
-from nobounce.config import settings
+from nobounce.config import Settings, settings
 from nobounce.errors import ArgumentError, FileError, printable
 from nobounce.facts.source import LiveSource, RecordingSource, Source
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from nobounce.checks.machine import Machine
     from nobounce.checks.report import Library
 
+_SETTINGS = ("allow_compat_mode", "force_compat_mode", "unsupported_file_systems", "device")
+"""What of the settings a verdict depends on: a capture keeps it."""
 _DEVICE = re.compile(r"cpu|(sim|cuda|hip)(:\d+)?")
 
 Paths = Annotated[
@@ -72,17 +75,18 @@ def command(
         _refuse(bool(capture and replay), "--capture and --replay exclude each other")
         _refuse(bool(probe and replay), "--probe needs the machine itself, not a capture")
         _refuse(bool(probe and not paths), "--probe needs a file")
-        source, asked, devices = _source(capture, replay, paths or [], device or [])
-        for name in devices:
+        source, asked, devices, in_force = _source(capture, replay, paths or [], device or [])
+        in_force.check_contradiction()
+        for name in (*devices, in_force.device or "cpu"):
             _refuse(not _DEVICE.fullmatch(name), f"device {name!r}: choose cpu, sim:N, cuda:N or hip:N")
-        machine = Machine(source, settings())
-        machine.settings.check_contradiction()
+        machine = Machine(source, in_force)
         if asked:
             code = _files(machine, asked, devices, probe, as_json, quiet, verbose)
         else:
             code = _whole(machine, devices, as_json, quiet, verbose)
         if capture is not None and isinstance(source, RecordingSource):
-            _save(capture, source, {"paths": asked, "devices": devices})
+            kept = {name: getattr(in_force, name) for name in _SETTINGS}
+            _save(capture, source, {"paths": asked, "devices": devices, "settings": kept})
         return code
 
     raise typer.Exit(run("check", as_json and not quiet, action))
@@ -95,8 +99,8 @@ def _refuse(wrong: bool, why: str) -> None:
 
 def _source(
     capture: str | None, replay: str | None, paths: list[str], devices: list[str]
-) -> tuple[Source, list[str], list[str]]:
-    """Whom to ask, and what about: a capture knows what it was made for."""
+) -> tuple[Source, list[str], list[str], Settings]:
+    """Whom to ask, what about and under which settings: a capture knows what it was made for."""
     if replay is not None:
         from nobounce.checks.capture import restore
 
@@ -106,9 +110,18 @@ def _source(
             raise FileError.from_oserror(e, replay, "open") from e
         except (ValueError, UnicodeError) as e:
             raise ArgumentError(f"{printable(replay)}: {e}") from e
-        return source, paths or _words(request, "paths"), devices or _words(request, "devices")
+        kept = request.get("settings")
+        default = Settings()
+        changes = {
+            name: kept[name]
+            for name in _SETTINGS
+            if isinstance(kept, dict) and isinstance(kept.get(name), type(getattr(default, name)))
+        }
+        in_force = dataclasses.replace(default, **changes)
+        return source, paths or _words(request, "paths"), devices or _words(request, "devices"), in_force
     full = [os.path.abspath(p) for p in paths]
-    return (RecordingSource(LiveSource()) if capture is not None else LiveSource()), full, devices
+    live = LiveSource()
+    return (live if capture is None else RecordingSource(live)), full, devices, settings()
 
 
 def _words(request: dict[str, Any], name: str) -> list[str]:

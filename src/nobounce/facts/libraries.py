@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class HipLibrary:
 
 
 def candidates(source: Source, stem: str) -> list[str]:
-    """Real paths of `stem`.so* in the places that hipFile looks in, in its order (G-5), each once."""
+    """Real paths of `stem`.so* in the places that hipFile looks in, in its order (G-5), and in installed wheels; each once."""
     folders: list[str] = [f for f in (source.environment("LD_LIBRARY_PATH") or "").split(":") if f]
     for name in ("ROCM_HOME", "ROCM_PATH", "HIP_PATH", *(("CUDA_HOME", "CUDA_PATH") if stem != HIP else ())):
         base = source.environment(name)
@@ -47,6 +48,7 @@ def candidates(source: Source, stem: str) -> list[str]:
     found: list[str] = []
     for folder in dict.fromkeys(folders):
         found += [f"{folder}/{n}" for n in names(source, folder) if n.startswith(f"{stem}.so")]
+    found += _in_packages(source, stem)
     found += [path for path in ldconfig(source) if os.path.basename(path).startswith(f"{stem}.so")]
     resolved = (real(source, path) for path in found)
     return list(dict.fromkeys(path for path in resolved if path is not None))
@@ -59,6 +61,29 @@ def _rocm_folders(source: Source) -> list[str]:
     except OSError:
         more = []
     return ["/opt/rocm/lib", "/opt/rocm/lib64", *(str(p) for p in more)]
+
+
+_PACKAGES = (
+    "_rocm_sdk_core/lib",
+    "torch/lib",
+    "nvidia/cu13/lib",
+    "nvidia/cufile/lib",
+    "nvidia/cuda_runtime/lib",
+)
+"""Where wheels of ROCm, PyTorch and CUDA keep their libraries, below a folder of installed packages."""
+
+
+def _in_packages(source: Source, stem: str) -> list[str]:
+    try:
+        sites = source.probe(
+            "sites", (), lambda: [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        )
+    except OSError:
+        return []
+    folders = [f"{site}/{package}" for site in dict.fromkeys(sites) for package in _PACKAGES]
+    return [
+        f"{folder}/{n}" for folder in folders for n in names(source, folder) if n.startswith(f"{stem}.so")
+    ]
 
 
 def ldconfig(source: Source) -> list[str]:

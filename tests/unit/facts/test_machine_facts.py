@@ -414,6 +414,14 @@ def test_hipfiles_order_of_folders_each_library_once() -> None:
     ]
 
 
+def test_libraries_in_wheels_are_found() -> None:
+    tree = Tree().answer("sites", value=["/v/site-packages", "/v/site-packages"])
+    tree.put("/v/site-packages/nvidia/cufile/lib/libcufile.so.0", "")
+    tree.put("/v/site-packages/torch/lib/libamdhip64.so", "")
+    assert candidates(tree, "libcufile") == ["/v/site-packages/nvidia/cufile/lib/libcufile.so.0"]
+    assert candidates(tree, HIP) == ["/v/site-packages/torch/lib/libamdhip64.so"]
+
+
 def test_a_library_that_is_none_is_tried_in_a_child_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "libamdhip64.so"
     path.write_text("no library, but hipAmdFileRead and hipAmdFileWrite occur in it" + " " * 4096)
