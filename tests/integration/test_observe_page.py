@@ -94,6 +94,8 @@ def test_the_page_renders_without_errors_and_fits(
     assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     assert browser.execute_script("return document.querySelectorAll('.plot svg').length") >= 6
+    wide = "[...document.querySelectorAll('.plot')].filter((p) => p.scrollWidth > p.clientWidth + 1).map((p) => p.id)"
+    assert browser.execute_script(f"return {wide}") == []
     back, text = browser.execute_script(
         "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color].map((c) => c.match(/[0-9]+/g).slice(0, 3))"
     )

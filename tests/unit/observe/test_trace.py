@@ -209,3 +209,23 @@ def test_a_trace_written_by_another_tool_is_read(tmp_path: Path) -> None:
         json.dumps([{"ph": "X", "ts": 1, "dur": 1, "cat": "transfer", "args": {}}])
     )
     assert len(traceread.read([str(tmp_path / "x.json")]).events) == 1
+
+
+def test_copies_that_were_queued_together_follow_each_other(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path / "t.json"), 2000)
+    for began, ended in ((1.0, 2.0), (1.5, 3.0), (2.9, 2.95)):
+        tracer.copied("sim:0", 7, "read", 1, began, ended)
+    tracer.close()
+    spans = [
+        (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6) for _, _, _, e in slices(traceread.read([tracer.path]))
+    ]
+    assert spans == [(1.0, 2.0), (2.0, 3.0), (3.0, 3.0)]
+
+
+def test_an_operation_ends_once() -> None:
+    heard: list[Operation] = []
+    with nobounce.subscribe(on_exit=heard.append):
+        operation = hooks.enter("read", "f", "cpu", 0, 1, None, 1.0)
+        for _ in range(2):
+            hooks.leave(operation, None, None, 2.0)
+    assert heard == [operation]
