@@ -237,7 +237,10 @@ def _nvidia(machine: Machine, gpu: Gpu) -> DeviceView:
     found += _nvidia_notes(machine)
     if storage.odd:
         found.append(Finding("settings", "unknown", storage.odd, CUFILE_JSON, decides=False))
-    if not gpu.certain:
+    if not gpu.bdf:
+        sentence = f"the PCI address of {gpu.name} is not shown here, so its distance to disks is not known"
+        found.append(Finding("pci", "unknown", sentence, machine.nvidia.read_from, "no-p2p"))
+    elif not gpu.certain:
         sentence = "CUDA numbers the fastest GPU first, so the numbers here (by PCI address) may differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         found.append(Finding("device", "unknown", sentence, machine.nvidia.read_from, decides=False))
     if not machine.libraries(CUDA):

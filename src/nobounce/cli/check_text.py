@@ -17,7 +17,7 @@ def verdict_text(verdict: Verdict, tried: dict[str, Any] | None = None) -> str:
         head += " (direct to host memory: no page cache and no relay, but not P2P)"
     lines = [head]
     for f in verdict.findings:
-        mark = " - " if not f.decides and f.answer == "yes" else f.answer
+        mark = f.answer if f.decides else {"yes": " - ", "no": " ! ", "unknown": " ? "}[f.answer]
         decided = " <- decides" if f in verdict.decided_by else ""
         code = f" [{f.code}]" if f.answer == "no" and f.code else ""
         lines.append(f"  {mark:<7}  {f.layer:<11}  {printable(f.sentence)}{code}{decided}")

@@ -54,7 +54,7 @@ def nvidia_gpus(source: Source, driver: NvidiaFacts) -> list[Gpu]:
     """NVIDIA GPUs in CUDA's order as far as it can be told."""
     rows = list(zip(driver.gpus, driver.models, driver.uuids, strict=True))
     by_address = source.environment("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    certain = by_address or len(set(driver.models)) <= 1
+    certain = (by_address or len(set(driver.models)) <= 1) and "" not in driver.gpus
     rows = visible(rows, source.environment("CUDA_VISIBLE_DEVICES"), [r[2] for r in rows])
     return [
         Gpu(f"cuda:{i}", "cuda", bdf, pci_device(source, bdf), None, model, certain)

@@ -22,7 +22,8 @@ CUFILE_JSON = "/etc/cufile.json"
 
 @dataclass(frozen=True, slots=True)
 class NvidiaFacts:
-    """The driver's version, its GPUs by PCI address in ascending order, and each GPU's model and UUID where they can be read."""
+    """The driver's version, its GPUs by PCI address in ascending order ("" where nothing tells it), and each GPU's model and
+    UUID where they can be read."""
 
     version: str | None
     gpus: tuple[str, ...]
@@ -72,8 +73,11 @@ def nvidia_driver(source: Source) -> NvidiaFacts:
         if number(source, f"{DEVICES}/{bdf}/vendor", 0) == NVIDIA
         and (number(source, f"{DEVICES}/{bdf}/class", 0) or 0) >> 16 == 0x03
     ]
+    told = DEVICES
+    if not seen:  # a container may show nothing but the device nodes
+        seen, told = ["" for n in names(source, "/dev") if re.fullmatch(r"nvidia\d+", n)], "/dev"
     blank = ("",) * len(seen)
-    return NvidiaFacts(match[1] if match else None, tuple(seen), blank, blank, DEVICES)
+    return NvidiaFacts(match[1] if match else None, tuple(seen), blank, blank, told)
 
 
 def _short(bdf: str) -> str:
@@ -86,7 +90,7 @@ def nvidia_storage(source: Source, gpus: tuple[str, ...]) -> StorageFacts:
     version = None
     if there(source, NVIDIA_FS) and there(source, "/sys/module/nvidia_fs"):
         version = text(source, "/sys/module/nvidia_fs/version") or ""
-    p2pdma = tuple(bdf for bdf in gpus if (number(source, f"{DEVICES}/{bdf}/p2pmem/size") or 0) > 0)
+    p2pdma = tuple(bdf for bdf in gpus if bdf and (number(source, f"{DEVICES}/{bdf}/p2pmem/size") or 0) > 0)
     raw = text(source, CUFILE_JSON)
     found, odd = parse_cufile(raw) if raw is not None else ({}, "")
     return StorageFacts(version, p2pdma, found, odd)

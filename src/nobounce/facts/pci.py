@@ -84,7 +84,7 @@ class PciDevice:
 def pci_device(source: Source, bdf: str) -> PciDevice | None:
     """A PCI function by its address, or None where there is none."""
     entry = f"{DEVICES}/{bdf}"
-    path = real(source, entry)
+    path = real(source, entry) if bdf else None
     if path is None:
         return None
     node = number(source, f"{entry}/numa_node")

@@ -689,3 +689,18 @@ def test_a_volume_where_o_direct_could_not_be_tried_is_unknown_and_never_advised
     assert rows["/no"].verdicts == {"hip:0": "unknown", "cpu": "unknown"}
     assert rows["/data"].verdicts == {"hip:0": "fastpath", "cpu": "fastpath"}
     assert volumes.better(view) == ["/data"]
+
+
+def test_a_container_that_shows_only_device_nodes_has_its_gpus() -> None:
+    tree = (
+        Tree().cpu().nvme("nvme0n1", "0000:03:00.0").mount("/data", "xfs", "nvme0n1").file("/data/model.bin")
+    )
+    tree.put("/dev/nvidia0", "").put("/dev/nvidia1", "").put("/dev/nvidia-uvm", "").node_state(
+        "/dev/nvidiactl"
+    )
+    machine = Machine(tree, Settings())
+    assert [(g.name, g.bdf) for g in machine.gpus] == [("cuda:0", ""), ("cuda:1", "")]
+    assert codes(verdict(tree, device="cuda:1")) == ["no-nvidia-fs"]
+    found = verdict(tree.nvidia_fs(), device="cuda:1")
+    assert found.verdict == "unknown"
+    assert "no-p2p" in codes(found)
