@@ -96,9 +96,11 @@ def verdict_for(machine: Machine, seen: Look, view: DeviceView, others: Others =
     refusals = [] if name == "fastpath" else hard_refusals(at_best)
     if name == "impossible":
         refusals += score_fallback(at_best).refusals
-    explained = _explain(refusals, findings, facts)
-    findings += [f for f in explained if f not in findings]
-    return _verdict(machine, seen, view, name, findings, tuple(explained), others)
+    decided = _explain(refusals, findings, facts)
+    findings += [f for f in decided if f not in findings]
+    if name != "fastpath":  # the judge stops at the first obstacle of a device; a cure has to know them all
+        decided += [f for f in findings if f.decides and f.answer == "no" and f not in decided]
+    return _verdict(machine, seen, view, name, findings, tuple(decided), others)
 
 
 def _both(best: DirectFacts, worst: DirectFacts, found: list[Finding]) -> tuple[DirectFacts, DirectFacts]:

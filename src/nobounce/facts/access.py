@@ -71,6 +71,7 @@ def node_access(source: Source, path: str) -> NodeAccess:
 
     try:
         code, group = source.probe("open_node", (path,), live)
+        code = int(code)
     except (OSError, TypeError, ValueError):
         return NodeAccess(path, "absent")
     states = {0: "ok", errno.ENOENT: "absent", errno.EACCES: "denied", errno.EPERM: "hidden"}

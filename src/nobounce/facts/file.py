@@ -45,7 +45,7 @@ def examine(source: Source, fd: int, *, path: str | None = None, trial: bool = F
         dio_mem_align=found.dio_mem_align,
         dio_offset_align=found.dio_offset_align,
         dio_read_offset_align=found.dio_read_offset_align,
-        access_mode=_ACCESS.get(int(mode), "r"),
+        access_mode=_ACCESS.get(mode, "r") if isinstance(mode, int) else "r",
         direct_fd="unknown" if code is None else "refused" if code else "ok",
         direct_errno=code or None,
         filesystem=filesystem_of(source, found, label),

@@ -58,9 +58,10 @@ def _rocm_folders(source: Source) -> list[str]:
     patterns = ("/opt/rocm*/lib*", "/opt/rocm*/core-*/lib*")
     try:
         more = source.probe("glob", patterns, lambda: sorted(p for g in patterns for p in glob.glob(g)))
+        more = [p for p in more if isinstance(p, str)] if isinstance(more, list) else []
     except OSError:
         more = []
-    return ["/opt/rocm/lib", "/opt/rocm/lib64", *(str(p) for p in more)]
+    return ["/opt/rocm/lib", "/opt/rocm/lib64", *more]
 
 
 _PACKAGES = (
@@ -80,6 +81,7 @@ def _in_packages(source: Source, stem: str) -> list[str]:
         )
     except OSError:
         return []
+    sites = [s for s in sites if isinstance(s, str)] if isinstance(sites, list) else []
     folders = [f"{site}/{package}" for site in dict.fromkeys(sites) for package in _PACKAGES]
     return [
         f"{folder}/{n}" for folder in folders for n in names(source, folder) if n.startswith(f"{stem}.so")

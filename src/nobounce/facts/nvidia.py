@@ -49,10 +49,8 @@ class StorageFacts:
 
 def nvidia_driver(source: Source) -> NvidiaFacts:
     """The driver as /proc/driver/nvidia shows it; in containers that lack it, GPUs by their PCI class."""
-    match = re.search(
-        r"(?:Kernel Module[^\d]*|NVRM version:[^\d]*)(\d+\.\d+(?:\.\d+)*)",
-        text(source, f"{PROC}/version") or "",
-    )
+    # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
+    match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text(source, f"{PROC}/version") or "")
     folder = sorted(names(source, f"{PROC}/gpus"))
     models, uuids, gpus = [], [], []
     for name in folder:

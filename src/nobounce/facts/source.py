@@ -250,6 +250,16 @@ class RecordingSource(Source):
         return _capture_text(self.answers)
 
 
+_UNASKED: dict[str, Any] = {
+    "environment": None,
+    "exists": False,
+    "access": False,
+    "euid": 0,
+    "uname": ["Linux", "", "", "", ""],
+}
+"""What a capture says to a question it was not asked; to all others, ENOENT."""
+
+
 class CapturedSource(Source):
     """The answers of a capture; a question that was never asked is ENOENT, as a file that is not there."""
 
@@ -279,10 +289,53 @@ class CapturedSource(Source):
         return _capture_text(self._answers)
 
     def _ask(self, question: str, key: tuple[Any, ...], live: Callable[[], Any]) -> Any:
-        answer = self._answers.get(_key(question, key), {"errno": errno.ENOENT})
+        answer = self._answers.get(_key(question, key))
+        if answer is None:
+            if question in _UNASKED:
+                return _UNASKED[question]
+            answer = {"errno": errno.ENOENT}
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]), *key[:1])
         return answer["value"]
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether an answer is of the kind that its question asks for; what probes give, their askers look at."""
+    try:
+        question = json.loads(key)[0]
+    except (ValueError, LookupError, TypeError):
+        return False
+    words = isinstance(value, list) and all(isinstance(x, str) for x in value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    kinds: dict[str, bool] = {
+        "read": isinstance(value, str) and max(value, default="") < "\u0100",  # bytes, as latin-1
+        "readlink": isinstance(value, str),
+        "realpath": isinstance(value, str),
+        "listdir": words,
+        "exists": isinstance(value, bool),
+        "access": isinstance(value, bool),
+        "environment": value is None or isinstance(value, str),
+        "uname": words and len(value) == 5,
+        "euid": whole,
+        "mode": whole,
+        "open_direct": whole,
+        "cachestat": whole,
+        "statfs": value is None or whole,
+        "statx": _is_statx(value),
+    }
+    return kinds.get(question, True) if isinstance(question, str) else False
+
+
+def _is_statx(value: Any) -> bool:
+    """Eleven fields: integers, pairs of them for the device numbers, and None for what the kernel did not fill in."""
+    if not isinstance(value, list) or len(value) != len(Statx._fields):
+        return False
+
+    def whole(x: Any) -> bool:
+        return isinstance(x, int) and not isinstance(x, bool)
+
+    pairs = all(isinstance(x, list) and len(x) == 2 and all(map(whole, x)) for x in value[3:5])
+    return pairs and all(map(whole, value[:3] + value[5:7])) and all(x is None or whole(x) for x in value[7:])
 
 
 def _key(question: str, key: tuple[Any, ...]) -> str:

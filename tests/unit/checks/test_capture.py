@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nobounce.checks.capture import Scrubber, scrubbed
+from nobounce.checks.machine import Machine
+from nobounce.checks.report import check_paths, libraries, survey, survey_data
+from nobounce.checks.svg import draw
+from nobounce.checks.topology import topology_of
+from nobounce.config import Settings
+from nobounce.facts.source import SCHEMA, CapturedSource, RecordingSource, Source
+from trees import ready_amd
 
 
 @pytest.mark.parametrize(
@@ -96,3 +105,63 @@ def test_questions_stay_findable() -> None:
 def test_any_text_is_survived(text: str) -> None:
     found = Scrubber(["myhost"]).text(f"{text.replace('myhost', '')} myhost ")
     assert "myhost" not in found
+
+
+REAL = Path(__file__).parents[2] / "captures" / "h200.json"
+
+
+def test_a_real_machine_with_a_gpu_is_judged_anywhere() -> None:
+    """Answers of a virtual machine with an H200, as --capture saved them."""
+    machine = Machine(CapturedSource.from_json(REAL.read_text()), Settings())
+    gpu, cpu = check_paths(machine, ["/tmp/x"], ["cuda:0", "cpu"])
+    assert (gpu.verdict, {f.code for f in gpu.decided_by}) == ("fallback", {"no-nvidia-fs", "block-stack"})
+    assert "another obstacle remains" in str(gpu.cure)
+    assert cpu.verdict == "fastpath"
+    assert machine.gpus[0].model == "NVIDIA H200"
+    assert any("580.159.04" in f.sentence for f in gpu.findings)
+
+
+JUNK = st.sampled_from(
+    [None, True, 0, -1, 10**30, 1.5, "", "junk", "\x00\xff", [], [1], ["x"], [[0, 0]], {}, {"version": []}]
+)
+
+
+def _answers() -> dict[str, dict[str, Any]]:
+    tree = (
+        ready_amd().lvm("dm-0", "nvme0n1").mount("/s", "ext4", "dm-0").file("/s/m").nvidia_gpu("0000:d1:00.0")
+    )
+    recording = RecordingSource(tree)
+    _use(recording)
+    return recording.answers
+
+
+def _use(source: Source) -> None:
+    machine = Machine(source, Settings())
+    check_paths(machine, ["/s/m", "/none"], ["hip:0", "cuda:0", "cpu"])
+    survey_data(survey(machine, []))
+    libraries(machine)
+    draw(topology_of(machine))
+
+
+ANSWERS = _answers()
+
+
+@given(changes=st.dictionaries(st.sampled_from(sorted(ANSWERS)), JUNK, min_size=1, max_size=4))
+def test_a_capture_with_junk_in_it_is_refused_or_judged_and_never_raises_else(
+    changes: dict[str, Any],
+) -> None:
+    answers = {**ANSWERS, **{key: {"value": value} for key, value in changes.items()}}
+    try:
+        source = CapturedSource.from_json(json.dumps({"schema": SCHEMA, "answers": answers}))
+    except ValueError:
+        return
+    _use(source)
+
+
+@given(gone=st.sets(st.sampled_from(sorted(ANSWERS)), max_size=40))
+def test_a_capture_that_lacks_answers_is_judged(gone: set[str]) -> None:
+    _use(CapturedSource({k: a for k, a in ANSWERS.items() if k not in gone}))
+
+
+def test_a_capture_without_any_answer_is_judged() -> None:
+    _use(CapturedSource({}))
