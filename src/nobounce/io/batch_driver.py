@@ -60,6 +60,8 @@ class Driver:
         self.results = Results(self.table)
         self.under_way = 0
         """Requests submitted that have not ended, zombies included."""
+        self._mixed: dict[int, int] = {}
+        """Direct bytes of requests that fallback has a share in."""
         self._zombies: set[int] = set()
         """Slots whose timeout has been reported while they still run."""
         self._timed = False
@@ -242,6 +244,7 @@ class Driver:
         if moved:
             t.way[slot] |= FASTPATH
             self.tally.direct(group, moved, file_offset, at)
+            self._mixed[slot] = moved
         rest = Chunk(backend, file_offset + moved, at + moved, nbytes - moved, reason)  # type: ignore[arg-type]
         self._lanes.finish(group, slot, moved, rest)
         if backend == "fallback":
@@ -257,6 +260,10 @@ class Driver:
             way |= FASTPATH if piece.backend == "fastpath" else FALLBACK
         if out.slot not in self._zombies:
             t.done[out.slot], t.way[out.slot] = out.done, way
+            already = self._mixed.pop(out.slot, 0)
+            if way == FASTPATH | FALLBACK:
+                fresh = sum(p.nbytes for p in out.pieces if p.backend == "fastpath")
+                self._mixed[out.slot] = already + fresh
         if any(p.backend == "fastpath" for p in out.pieces) and out.done < int(t.nbytes[out.slot]):
             self.tally.short()
         if out.error is not None and out.slot not in self._zombies:
@@ -291,7 +298,14 @@ class Driver:
 
     def _tell(self, group: Group, slots: Array, status: int) -> None:
         t = self.table
-        ends = hooks.BatchEnds(t.nbytes[slots], t.done[slots], t.way[slots], t.reason[slots])
+        done, way = t.done[slots], t.way[slots]
+        direct = done * (way == FASTPATH)
+        if self._mixed:
+            for i, slot in enumerate(slots.tolist()):
+                direct[i] += self._mixed.pop(slot, 0)
+        ends = hooks.BatchEnds(
+            t.nbytes[slots], done, direct, way, t.reason[slots], t.kind[slots] == many.SPLIT
+        )
         seconds = self._scheduler.now() - group.submitted_at
         hooks.batch_ended(group, ends, STATUS_NAMES[status], seconds)
 

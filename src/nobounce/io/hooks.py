@@ -54,12 +54,15 @@ class Operation:
 
 
 class BatchEnds(NamedTuple):
-    """Ended requests as arrays of one length: bytes asked for and moved, bits of the backends, indices of the reasons."""
+    """Ended requests as arrays of one length: bytes asked for, moved, and of these direct; bits of the backends (1 and 2),
+    indices of the reasons (-1: none of its own), and whether the judge had split the request."""
 
     requested: Any
     done: Any
+    direct: Any
     ways: Any
     reasons: Any
+    split: Any
 
 
 class Observer:

@@ -8,12 +8,14 @@ process. The CPU never touches the mapping: a file that shrinks under it cannot 
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
 from nobounce.errors import DeviceError
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Relay
+from nobounce.io.quiet import quiet_of
 from nobounce.io.target import Chunk, Piece, Target
 from nobounce.runtimes import libc
 from nobounce.runtimes.base import Runtime
@@ -85,9 +87,15 @@ class PageCacheDma:
         except OSError:
             _release(nbytes)
             return 0
+        quiet = quiet_of(runtime)
         try:
             libc.populate_for_reading(address, nbytes)
-            runtime.register_host(address, nbytes, read_only=True)
+            if quiet is None or not quiet.try_call():
+                raise OSError(errno.EBUSY, "a stream is held at a gate")
+            try:
+                runtime.register_host(address, nbytes, read_only=True)
+            finally:
+                quiet.called()
         except (OSError, DeviceError) as e:
             libc.unmap(address, nbytes)
             _release(nbytes)
@@ -128,8 +136,18 @@ class GiveBack:
         while self._held:
             address, nbytes = self._held.pop()
             try:
-                self._runtime.unregister_host(address)
+                self._unregister(address)
             except DeviceError:
                 continue  # still pinned: unmapping it would leave the device reading nothing of ours, so it stays mapped
             libc.unmap(address, nbytes)
             _release(nbytes)
+
+    def _unregister(self, address: int) -> None:
+        quiet = quiet_of(self._runtime)
+        if quiet is None:
+            return
+        quiet.wait_to_call()
+        try:
+            self._runtime.unregister_host(address)
+        finally:
+            quiet.called()

@@ -15,7 +15,7 @@ from nobounce.io.engine import Engine, default_width, engine_for, relay_shares
 from nobounce.io.job import Job
 from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
-from nobounce.io.target import Target, cut
+from nobounce.io.target import CACHED_CODES, Target, cut
 from nobounce.route.judge import judge
 from nobounce.route.scores import UNREPORTED_ALIGN, alignments, file_refusals
 from nobounce.route.types import (
@@ -147,7 +147,8 @@ def make_job(
     if ring is not None and request.op == "read" and not ahead:
         # Not behind a gate: registering memory waits for work on the device, and the gate would wait for it.
         ring_workers, dma = relay_shares(request.settings.page_cache_dma, device.capabilities.page_cache_dma)
-        width = max(1, ring_workers + dma)
+        if all(s.reason.code in CACHED_CODES for s in route.segments):
+            width = max(1, ring_workers + dma)
     relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0
     chunks, epilogue = cut(route, request.op, chunk_nbytes, relay_align)
     target = make_target(

@@ -16,6 +16,7 @@ from nobounce.io import hooks, params
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
 from nobounce.io.prepare import make_job, make_request, memory_of
+from nobounce.io.quiet import closed_gate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
 from nobounce.io.transfer import Transfer
@@ -126,7 +127,7 @@ def submit(
 
 def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:
     try:
-        gate = view.device._runtime.gate(on.handle, transfer._reached)
+        gate = closed_gate(view.device._runtime, on.handle, transfer._reached)
     except BaseException:
         transfer.cancel()
         raise

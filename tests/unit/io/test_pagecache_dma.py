@@ -11,6 +11,7 @@ import nobounce
 from nobounce import config
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.io import pagecache_dma
+from nobounce.io.quiet import closed_gate, quiet_of
 
 MIB = 1 << 20
 
@@ -101,3 +102,37 @@ def test_C68_a_file_that_shrinks_is_short_and_kills_nobody(path: Path) -> None:
 def test_cold_ranges_do_not_go_this_way(path: Path) -> None:
     receipt, _ = read(path, require="fallback")
     assert receipt.host_traffic_bytes == 2 * receipt.nbytes
+
+
+def test_nothing_is_registered_while_a_stream_is_held_at_a_gate(path: Path) -> None:
+    """Registering memory waits for the device, and the gate waits for its copies: together they would wait for ever."""
+    device = nobounce.Device("sim:0")
+    runtime = device._runtime
+    quiet = quiet_of(runtime)
+    assert quiet is not None
+    with device.create_stream() as stream, nobounce.open(path) as f, device.allocate(f.nbytes) as buffer:
+        gate = closed_gate(runtime, stream.handle, lambda: None)
+        assert not quiet.try_call()
+        receipt = f.read(buffer, cache="use")
+        gate.open()
+        gate.open()
+        stream.sync()
+        assert buffer.numpy().tobytes() == path.read_bytes()
+        assert receipt.host_traffic_bytes == 2 * receipt.nbytes
+    assert quiet.try_call()
+    quiet.called()
+    receipt, _ = read(path, cache="use")
+    assert receipt.host_traffic_bytes < receipt.nbytes
+    assert settled() == 0
+
+
+def test_what_is_to_be_unregistered_waits_for_the_gate(path: Path) -> None:
+    device = nobounce.Device("sim:0")
+    quiet = quiet_of(device._runtime)
+    assert quiet is not None
+    with nobounce.open(path) as f, device.allocate(f.nbytes) as buffer, device.create_stream() as stream:
+        for _ in range(10):
+            f.read(buffer, cache="use")
+            assert f.read_async(buffer, stream=stream, nbytes=4096, cache="use").result(30).nbytes == 4096
+    assert settled() == 0
+    assert quiet._gates == quiet._calls == 0
