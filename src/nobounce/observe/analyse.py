@@ -103,6 +103,8 @@ def _sums(transfers: list[dict[str, Any]], batches: list[dict[str, Any]]) -> dic
     for e in batches:
         ways = e["args"].get("backends", {})
         out["batch_requests"] += int(e["args"].get("requests", 0))
+        for name in ("cached_bytes", "host_traffic_bytes"):
+            out[name] += int(e["args"].get(name, 0))
         for backend in ("fastpath", "fallback"):
             nbytes = int(ways.get(backend, 0))
             out[f"{backend}_bytes"] += nbytes

@@ -61,6 +61,10 @@ OPERATIONS, NBYTES_AT, TIME, LATENCY = (
 AT = {name: GLOBALS_AT + i for i, name in enumerate(GLOBALS)}
 OTHERS = "(others)"
 UNALIGNED = frozenset({"offset-align", "size-align", "memory-align"})
+BY_CHOICE = frozenset(
+    {"cached", "cache-use", "required-fallback", "direct-failed", "direct-stalled", "unaligned-edge"}
+)
+"""Reasons for fallback that are no refusal of the direct path."""
 
 
 class Counters(Observer):
@@ -202,12 +206,20 @@ class Counters(Observer):
             w[AT[f"batch_{op}_bytes"]] += total
             w[AT[f"last_batch_{op}_bytes"]] = total
             w[AT["batch_time_ns"]] += nanoseconds
-            for bits, backend in ((1, "fastpath"), (2, "fallback")):
-                chosen = (ways & 2) == 0 if bits == 1 else (ways & 2) != 0
-                part = done[chosen]
+            bounced = (ways & 2) != 0
+            for backend, chosen, moved in (
+                ("fastpath", ((ways & 1) != 0) | ~bounced, ends.direct),
+                ("fallback", bounced, done - ends.direct),
+            ):
+                part = moved[chosen]
                 if not len(part):
                     continue
-                self._batch_reasons(w, group, part, ends.reasons[chosen] if bits == 2 else None)
+                if backend == "fastpath":
+                    c = self._code(REASON, "direct")
+                    w[c + CODE_COUNT] += len(part)
+                    w[c + CODE_NBYTES] += int(part.sum())
+                else:
+                    self._batch_reasons(w, group, device, part, ends.reasons[chosen], ends.split[chosen])
                 at = self._flow(device, backend, op)
                 buckets = _buckets(np, part)
                 sums = np.bincount(buckets, part, layout.SIZE_BUCKETS).tolist()
@@ -218,21 +230,36 @@ class Counters(Observer):
                         w[at + TIME + bucket] += nanoseconds * n
                 w[at + LATENCY + latency_bucket(nanoseconds)] += len(part)
 
-    def _batch_reasons(self, w: memoryview, group: Group, done: Any, reasons: Any) -> None:
-        """Bytes by reason; a request that went both ways counts as what made it fall back."""
+    def _batch_reasons(
+        self, w: memoryview, group: Group, device: str, moved: Any, reasons: Any, split: Any
+    ) -> None:
+        """Bytes of fallback by reason, refusals, and what else the reason says of them."""
         known = group.answer.reason_list
-        for index in [-1] if reasons is None else sorted(set(reasons.tolist())):
+        at = self._flow(device, "fallback", group.op)
+        for index, edge in sorted(set(zip(reasons.tolist(), split.tolist(), strict=True))):
+            mine = moved[(reasons == index) & (split == edge)]
+            nbytes = int(mine.sum())
             code = (
                 known[index].code
                 if 0 <= index < len(known)
-                else "direct"
-                if reasons is None
+                else "unaligned-edge"
+                if edge
                 else "direct-failed"
             )
-            mine = done if reasons is None else done[reasons == index]
             c = self._code(REASON, code)
             w[c + CODE_COUNT] += len(mine)
-            w[c + CODE_NBYTES] += int(mine.sum())
+            w[c + CODE_NBYTES] += nbytes
+            if code not in BY_CHOICE:
+                w[AT["fastpath_rejections"]] += len(mine)
+                w[self._code(REFUSAL, code) + CODE_COUNT] += len(mine)
+            if code == "direct-failed":
+                w[self._flow(device, "fastpath", group.op) + Flow.RETRIES] += len(mine)
+            elif code in UNALIGNED or code == "unaligned-edge":
+                w[at + Flow.UNALIGNED] += len(mine)
+            elif code in ("cached", "cache-use"):
+                w[at + Flow.CACHED_NBYTES] += nbytes
+            if group.target.ring is not None:
+                w[at + Flow.RELAYED_NBYTES] += nbytes
 
     # places
 

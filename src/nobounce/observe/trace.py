@@ -120,18 +120,18 @@ class Tracer(hooks.Watcher):
         self._emit(event, name=(track, f"copy stream {stream:#x} on {device}"))
 
     def batch_ended(self, group: Group, ends: hooks.BatchEnds, status: str, seconds: float) -> None:
+        if self._full(1):
+            return
         now = group.scheduler.now()
-        done = int(ends.done.sum())
-        ways = {
-            name: int(ends.done[(ends.ways & 2 != 0) == bounced].sum())
-            for name, bounced in (("fastpath", False), ("fallback", True))
-        }
-        args: dict[str, Any] = {
-            "requests": len(ends.done),
-            "nbytes": done,
-            "status": status,
-            "backends": ways,
-        }
+        args: dict[str, Any] = {"requests": len(ends.done), "status": status, "nbytes": 0, "backends": {}}
+        if status == "complete":
+            done, direct = int(ends.done.sum()), int(ends.direct.sum())
+            listed = enumerate(group.answer.reason_list)
+            by_choice = [i for i, r in listed if r.code in ("cached", "cache-use")]
+            cached = sum(int(ends.done[ends.reasons == i].sum()) for i in by_choice)
+            args |= {"nbytes": done, "backends": {"fastpath": direct, "fallback": done - direct}}
+            relayed = 0 if group.target.ring is None else done - direct
+            args |= {"cached_bytes": cached, "host_traffic_bytes": 2 * relayed}
         args |= {"filename": printable(group.target.filename), "device": group.target.device_name}
         track = self._track("batch")
         event = {"ph": "i", "s": "t", "name": f"batch {group.op}", "cat": "batch", "pid": self._pid}

@@ -4,12 +4,14 @@ import errno
 import threading
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import nobounce
 from nobounce.config import Settings
 from nobounce.errors import TransferCancelledError, TransferError
 from nobounce.io import hooks
@@ -83,11 +85,13 @@ def test_cancelled_is_no_error(counters: Counters) -> None:
 def test_batches_count_each_request_in_its_bucket(counters: Counters) -> None:
     group: Any = SimpleNamespace(
         op="read",
-        target=SimpleNamespace(device_name="cpu"),
+        target=SimpleNamespace(device_name="cpu", ring=None),
         answer=SimpleNamespace(reason_list=[Refusal("edge", "")]),
     )
     done = np.array([4096, 4096, 100, 1 << 26])
-    ends = hooks.BatchEnds(done, done, np.array([1, 1, 2, 1], np.uint8), np.array([-1, -1, 0, -1], np.int8))
+    direct = np.array([4096, 4096, 0, 1 << 26])
+    ways, reasons = np.array([1, 1, 2, 1], np.uint8), np.array([-1, -1, 0, -1], np.int8)
+    ends = hooks.BatchEnds(done, done, direct, ways, reasons, np.zeros(4, bool))
     counters.batch_ended(group, ends, "complete", 0.5)
     counters.batch_ended(group, ends, "failed", 0.5)
     s = seen(counters)
@@ -158,3 +162,22 @@ def test_a_million_transfers_take_no_memory(counters: Counters, job: Maker) -> N
 def test_the_level_and_the_settings_stand_in_the_block() -> None:
     s = seen(Counters(Settings(stats_level=2, allow_compat_mode=False, force_compat_mode=True)))
     assert (s.level, s.allow_compat_mode, s.force_compat_mode) == (2, False, True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_a_real_batch_counts_as_its_receipt_says(tmp_path: Path, device: str) -> None:
+    (tmp_path / "data").write_bytes(bytes(1 << 16))
+    chosen = nobounce.Device(device)
+    hooks.start()
+    before = nobounce.stats()
+    with nobounce.open(tmp_path / "data") as f, chosen.allocate(1 << 16) as buffer, nobounce.Batch() as batch:
+        batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=[4096, 4096, 100])
+        batch.read(f, buffer, file_offsets=[4096], nbytes=4096 + 500)
+        batch.read(f, buffer, file_offsets=[0, 16384], nbytes=4096, require="fallback")
+        batch.wait().check()
+        receipt = batch.receipt
+    s = nobounce.stats() - before
+    assert (s.fastpath_bytes, s.fallback_bytes) == (receipt.fastpath_bytes, receipt.fallback_bytes)
+    assert s.host_traffic_bytes == receipt.host_traffic_bytes
+    assert {code: nbytes for code, (_, nbytes) in s.reasons.items() if nbytes} == receipt.reasons
+    assert s.flow().operations == 7  # the split one is an operation of each backend
