@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import nobounce
-from capabilities import as_nobody, need
+from capabilities import as_nobody, need, open_up
 from filesystems import Machine
 from nobounce import config, hipfile
 from nobounce.checks.files import look
@@ -148,9 +148,7 @@ def test_a_capture_of_a_real_machine_is_judged_the_same(disks: Machine) -> None:
 def test_an_unprivileged_user_on_a_real_file_system(disks: Machine) -> None:
     need("unprivileged")
     path = made(disks.get("xfs"))
-    for folder in path.parents:
-        if str(folder).startswith("/tmp/"):
-            folder.chmod(0o755)
+    open_up(path)
     code = (
         "import json, sys\nfrom typer.testing import CliRunner\nfrom nobounce.cli.main import app\n"
         "go = lambda: CliRunner().invoke(app, ['check', sys.argv[1], '-d', 'cpu', '--json'])\n"

@@ -43,6 +43,11 @@ def view_of(machine: Machine, name: str) -> DeviceView:
     if kind == "cpu":
         return DeviceView(name, CPU, CPU)
     if kind == "sim":
+        count = machine.settings.sim_devices
+        if int(name.partition(":")[2] or 0) >= count:
+            because = f"there is no {name}, only {count} simulated device(s)"
+            missing = Finding("device", "no", because, "/proc/self/environ", code="no-device")
+            return DeviceView(name, SIM, SIM, (missing,), None, because)
         note = Finding(
             "device", "yes", f"{name} is simulated: its memory is host memory", "nobounce", decides=False
         )

@@ -6,6 +6,8 @@ import errno
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,6 +24,9 @@ from nobounce.config import Settings
 from nobounce.errors import RouteError
 from nobounce.route.judge import judge
 from nobounce.route.scores import hard_refusals
+from nobounce.runtimes.amdfile import AmdFileDirect
+from nobounce.runtimes.base import DeviceInfo
+from nobounce.runtimes.cufile import CuFileDirect
 from trees import GIB, ROOT_PORT, Tree, ready_amd
 
 Build = Callable[[Tree], Tree]
@@ -538,7 +543,7 @@ CHOICES = st.fixed_dictionaries(
     system=SYSTEMS,
     settings=CHOICES,
     trap=st.sampled_from([None, *sorted(TRAPS)]),
-    device=st.sampled_from(["hip:0", "cpu", "sim:0"]),
+    device=st.sampled_from(["hip:0", "cuda:0", "cpu", "sim:0"]),
 )
 def test_check_and_a_real_request_never_disagree(stack, file, system, settings, trap, device) -> None:  # type: ignore[no-untyped-def]
     """A real request of the same facts is judged here as io/ judges it: the runtime's DirectFacts and the file's facts."""
@@ -547,6 +552,8 @@ def test_check_and_a_real_request_never_disagree(stack, file, system, settings, 
     build(tree)
     if trap is not None:
         TRAPS[trap][0](tree)
+    if device == "cuda:0":
+        tree.nvidia_gpu("0000:d1:00.0").nvidia_fs()
     fstype, data = system
     tree.mount("/s", fstype, "none" if fstype == "tmpfs" else block, data=data).file("/s/m", **file)
     machine = Machine(tree, Settings(**settings))
@@ -566,14 +573,17 @@ def test_check_and_a_real_request_never_disagree(stack, file, system, settings, 
         assert refused <= set(codes(found))
         return
     direct = route.nbytes("fallback") == 0
+    # What lies between this disk and this GPU is no fact of a request: there the driver answers, and check says so before.
+    between = [f for f in found.decided_by if f.layer in ("pci", "iommu", "block") and f.answer == "no"]
     if found.verdict == "fastpath":
         assert direct
     elif found.verdict == "fallback":
-        pair = [f for f in found.decided_by if f.layer in ("pci", "iommu")]
-        assert not direct or pair
+        assert not direct or between
         assert {r.code for r in hard_refusals(request)} <= set(codes(found))
+    elif found.verdict == "impossible":
+        assert between
+        assert not settings["allow_compat_mode"]
     else:
-        assert found.verdict == "unknown"
         assert any(f.answer == "unknown" for f in found.decided_by)
         assert outcome(request) in ("fastpath", "fallback")
     if not direct:
@@ -593,9 +603,45 @@ def test_J29_the_judge_refuses_a_stack_only_where_the_rule_is_hipfiles(peer, rul
     assert refused == (["block-stack"] if peer == "no" and rule == "hipfile" else [])
 
 
-def test_hip_and_cuda_assumptions_have_the_alignment_of_their_drivers() -> None:
-    assert (HIP.min_mem_align, HIP.min_offset_align, HIP.file_rule) == (4096, 4096, "hipfile")
-    assert (CUDA_DIRECT.min_mem_align, CUDA_DIRECT.file_rule) == (4096, "probe")
+class _Hip:
+    """What AmdFileDirect asks of a HIP runtime, with or without the calls."""
+
+    def __init__(self, calls: bool) -> None:
+        self.calls = calls
+
+    def runtime_version(self) -> int:
+        return 70200000
+
+    def symbol(self, name: bytes, version: int, flags: int) -> tuple[int, int]:
+        return (1 if self.calls else 0), 0
+
+    def pci_bus_id(self, room: int, device: int) -> str:
+        return "ffff:ff:1f.7"
+
+
+class _CuFile:
+    """The bindings of a cuFile that opens."""
+
+    BoolConfigParameter = SimpleNamespace(PROPERTIES_ALLOW_COMPAT_MODE=1, USE_PCIP2PDMA=2)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def test_the_gpu_runtimes_report_what_check_assumes(tmp_path: Path) -> None:
+    with_calls = AmdFileDirect(_Hip(True)).facts(0)  # type: ignore[arg-type]
+    assert replace(with_calls, virtual_function="unknown") == HIP
+    without = AmdFileDirect(_Hip(False)).facts(0)  # type: ignore[arg-type]
+    seen = view_of(Machine(ready_amd().hip_library(ais=False), Settings()), "hip:0").best
+    assert (without.available, without.code) == (seen.available, seen.code) == (False, "no-amd-file-calls")
+    info = DeviceInfo(name="NVIDIA H200", pci_bus_id="0000:c1:00.0")
+    bare = CuFileDirect(lambda device: info, root=str(tmp_path), bindings=_CuFile).facts(0)
+    seen = view_of(Machine(nvidia(), Settings()), "cuda:0").best
+    assert (bare.available, bare.code, bare.because) == (seen.available, seen.code, seen.because)
+    (tmp_path / "proc/driver/nvidia-fs").mkdir(parents=True)
+    (tmp_path / "sys/module/nvidia_fs").mkdir(parents=True)
+    loaded = CuFileDirect(lambda device: info, root=str(tmp_path), bindings=_CuFile).facts(0)
+    assert replace(loaded, p2p="unknown") == CUDA_DIRECT
 
 
 def notes(found: Verdict) -> str:
@@ -704,3 +750,10 @@ def test_a_container_that_shows_only_device_nodes_has_its_gpus() -> None:
     found = verdict(tree.nvidia_fs(), device="cuda:1")
     assert found.verdict == "unknown"
     assert "no-p2p" in codes(found)
+
+
+def test_simulated_devices_are_as_many_as_the_variable_says() -> None:
+    machine = Machine(ready_amd(), Settings(sim_devices=3))
+    assert view_of(machine, "sim:2").absent == ""
+    (found,) = check_paths(machine, ["/data/model.bin"], ["sim:3"])
+    assert (found.verdict, codes(found)) == ("impossible", ["no-device"])
