@@ -28,10 +28,9 @@ def nowhere() -> Sequence[str]:
     return ()
 
 
-def root_command(path: str, device: str) -> str:
+def root_command(*arguments: str) -> str:
     """The command that asks again as root. It names the interpreter, since sudo forgets a virtual environment."""
-    words = ["sudo", sys.executable, "-m", "nobounce", "check", path, "--device", device]
-    return shlex.join(words)
+    return shlex.join(["sudo", sys.executable, "-m", "nobounce", "check", *arguments])
 
 
 def choose(
@@ -63,7 +62,9 @@ def choose(
 
 def _find_out(machine: Machine, path: str, device: str, decided_by: tuple[Finding, ...]) -> Cure:
     if any(f.needs_root for f in decided_by) and machine.source.effective_uid() != 0:
-        return Cure("ask again as root, who can read what is not known here", root_command(path, device))
+        return Cure(
+            "ask again as root, who can read what is not known here", root_command(path, "--device", device)
+        )
     command = shlex.join(["nobounce", "check", path, "--device", device, "--probe"])
     return Cure("let a small real transfer settle it", command)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from nobounce.checks.components import components
 from nobounce.checks.conditions import DeviceView
+from nobounce.checks.cures import root_command
 from nobounce.checks.direct import every_device, view_of
 from nobounce.checks.files import expand, look
 from nobounce.checks.findings import Component, Finding, Verdict, Volume
@@ -75,6 +76,11 @@ def survey(machine: Machine, devices: list[str]) -> Survey:
         listed = ", ".join(g.label for g in virtual)
         warnings.append(f"SR-IOV virtual function(s), on which direct I/O is not available: {listed}")
     rows = tuple(_row(v) for v in views)
+    open_questions = any(c.answer == "unknown" for c in four) or any(
+        v.o_direct == "unknown" for v in volumes.rows
+    )
+    if open_questions and machine.source.effective_uid() != 0:
+        warnings.append(f"what is not known or unverified here, root may know: {root_command()}")
     return Survey(machine.source.uname(), tuple(four), tuple(volumes.judged(views)), rows, tuple(warnings))
 
 

@@ -344,6 +344,11 @@ def test_K206_amdgpu_hidden_from_this_user_is_unknown_and_3() -> None:
     tree = ready_amd().amdgpu(symbol=None)
     tree.uid = 1000
     assert amdgpu(machine(tree)).answer == "unknown"
-    assert report.survey(machine(tree), []).exit_code == 3
+    found = report.survey(machine(tree), [])
+    assert found.exit_code == 3
+    assert any("-m nobounce check" in w and "sudo " in w for w in found.warnings)
+    tree.uid = 0
+    assert not any("sudo" in w for w in report.survey(machine(tree), []).warnings)
+    tree.uid = 1000
     assert hip_runtime(machine(tree)).answer == "yes"
     assert json.dumps(report.survey_data(report.survey(machine(tree), [])))
