@@ -50,7 +50,9 @@ class StorageFacts:
 def nvidia_driver(source: Source) -> NvidiaFacts:
     """The driver as /proc/driver/nvidia shows it; in containers that lack it, GPUs by their PCI class."""
     # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
-    match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text(source, f"{PROC}/version") or "")
+    match = re.search(
+        r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$)", text(source, f"{PROC}/version") or ""
+    )
     folder = sorted(names(source, f"{PROC}/gpus"))
     models, uuids, gpus = [], [], []
     for name in folder:
