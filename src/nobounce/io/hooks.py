@@ -230,7 +230,7 @@ def batch_ended(group: Group, ends: BatchEnds, status: str, seconds: float) -> N
 def routed(request: Request, route: Route) -> None:
     """Tell of the refusals in a route's scores."""
     for score in route.scores:
-        if score.backend == "fastpath" and score.refusals:
+        if score.refusals and score.backend == "fastpath":
             _refused(request.op, request.memory.device, score.refusals, True)
 
 

@@ -59,6 +59,11 @@ OPERATIONS, NBYTES_AT, TIME, LATENCY = (
     int(Flow.LATENCY),
 )
 AT = {name: GLOBALS_AT + i for i, name in enumerate(GLOBALS)}
+ASYNC_SUBMITTED, ERRORS, RELAYED = AT["async_submitted"], int(Flow.ERRORS), int(Flow.RELAYED_NBYTES)
+# Plain integers: arithmetic on members of an IntEnum takes longer than the counting itself.
+CACHED, CACHED_AT = frozenset({"cached", "cache-use"}), int(Flow.CACHED_NBYTES)
+MOST_PLACES = 1024
+LAST = layout.LATENCY_BUCKETS - 1
 OTHERS = "(others)"
 UNALIGNED = frozenset({"offset-align", "size-align", "memory-align"})
 BY_CHOICE = frozenset(
@@ -76,7 +81,7 @@ class Counters(Observer):
         self._lock = threading.Lock()
         self._flows: dict[tuple[str, str, str], int] = {}
         self._codes: dict[tuple[int, str], int] = {}
-        self._detailed = settings.stats_level >= 1
+        self._places: dict[tuple[str, str, str, str], tuple[int, int]] = {}
         w = self.words
         w[Header.VERSION], w[Header.NBYTES], w[Header.PID] = VERSION, NBYTES, os.getpid()
         w[Header.PARENT] = os.getppid()
@@ -95,67 +100,92 @@ class Counters(Observer):
 
     def ended(self, job: Job) -> None:
         receipt, error = job.receipt, job.error
-        op, device = job.target.op, job.target.device_name
-        with self._lock:
+        if error is None and receipt is not None and job.stream is None and len(receipt.segments) == 1:
+            # The common case, written out: every call and every name looked up is a part of what a transfer pays.
+            s = receipt.segments[0]
+            nanoseconds = int((receipt.ended_at - receipt.started_at) * 1e9)
+            nbytes, code = s.nbytes, s.reason.code
+            k = nbytes.bit_length() - 12  # histogram.size_bucket and latency_bucket, without their calls
+            size = 0 if k < 0 else k if k < 15 else 15
+            us = nanoseconds // 1000
+            bits = us.bit_length()
+            late = us if bits <= 2 else (bits - 2) * 4 + ((us >> (bits - 3)) & 3) if bits < 42 else LAST
+            key = receipt.device, s.backend, receipt.op, code
             w = self.words
-            w[SEQUENCE] += 1
-            try:
-                if job.stream is not None:
-                    w[AT["async_submitted"]] += 1
-                if receipt is not None:
-                    self._moved(w, op, device, receipt, job)
-                if error is not None:
-                    backend = _backend(error)
-                    at = self._flow(device, backend, op)
-                    w[at + Flow.ERRORS + size_bucket(job.requested)] += 1
-            finally:
-                w[SEQUENCE] += 1
+            with self._lock:
+                sequence = w[SEQUENCE]
+                w[SEQUENCE] = sequence + 1
+                places = self._places.get(key)
+                if places is None:
+                    places = self._places[key] = self._flow(*key[:3]), self._code(REASON, code)
+                    if len(self._places) > MOST_PLACES:
+                        self._places.clear()
+                at, c = places
+                bucket = at + size
+                w[bucket + OPERATIONS] += 1
+                w[bucket + NBYTES_AT] += nbytes
+                w[bucket + TIME] += nanoseconds
+                w[at + LATENCY + late] += 1
+                w[c + CODE_COUNT] += 1
+                w[c + CODE_NBYTES] += nbytes
+                if code != "direct":
+                    if s.relayed:
+                        w[at + RELAYED] += nbytes
+                    if code in CACHED:
+                        w[at + CACHED_AT] += nbytes
+                if receipt.retries or nbytes < receipt.requested:
+                    self._odd(w, at, receipt, None)
+                w[SEQUENCE] = sequence + 2
+            return
+        op, device = job.target.op, job.target.device_name
+        with self._change() as w:
+            if job.stream is not None:
+                w[ASYNC_SUBMITTED] += 1
+            if receipt is not None:
+                self._moved(w, op, device, receipt, job)
+            if error is not None:
+                at = self._flow(device, _backend(error), op)
+                w[at + ERRORS + size_bucket(job.requested)] += 1
 
     def _moved(self, w: memoryview, op: str, device: str, receipt: Receipt, job: Job) -> None:
         whole = int((receipt.ended_at - receipt.started_at) * 1e9)
-        segments = receipt.segments
-        if len(segments) == 1:
-            s = segments[0]
-            at = self._flow(device, s.backend, op)
-            nbytes = s.nbytes
+        sums: dict[str, int] = {}
+        for s in receipt.segments:
+            sums[s.backend] = sums.get(s.backend, 0) + s.nbytes
+            c = self._code(REASON, s.reason.code)
+            w[c + CODE_COUNT] += 1
+            w[c + CODE_NBYTES] += s.nbytes
+            if s.reason.code != "direct":
+                self._bounced(w, self._flow(device, s.backend, op), s.reason.code, s.nbytes, s.relayed)
+        if not sums:
+            if job.error is not None:
+                return
+            sums = {"fallback" if job.direct_nbytes == 0 else "fastpath": 0}
+        at = 0
+        for backend, nbytes in sums.items():
+            at = self._flow(device, backend, op)
+            share = whole * nbytes // receipt.nbytes if receipt.nbytes else whole
             bucket = at + size_bucket(nbytes)
             w[bucket + OPERATIONS] += 1
             w[bucket + NBYTES_AT] += nbytes
-            w[bucket + TIME] += whole
-            w[at + LATENCY + latency_bucket(whole)] += 1
-            self._way(w, at, s.reason.code, nbytes, s.relayed)
-        else:
-            sums: dict[str, int] = {}
-            for s in segments:
-                sums[s.backend] = sums.get(s.backend, 0) + s.nbytes
-                self._way(w, self._flow(device, s.backend, op), s.reason.code, s.nbytes, s.relayed)
-            if not segments and job.error is None:
-                sums = {"fallback" if job.direct_nbytes == 0 else "fastpath": 0}
-            for backend, nbytes in sums.items():
-                at = self._flow(device, backend, op)
-                share = whole * nbytes // receipt.nbytes if receipt.nbytes else whole
-                bucket = at + size_bucket(nbytes)
-                w[bucket + OPERATIONS] += 1
-                w[bucket + NBYTES_AT] += nbytes
-                w[bucket + TIME] += share
-                w[at + LATENCY + latency_bucket(share)] += 1
+            w[bucket + TIME] += share
+            w[at + LATENCY + latency_bucket(share)] += 1
         if job.stream is not None:
             w[at + Flow.ASYNC] += 1
             w[at + Flow.QUEUED_NS] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
+        self._odd(w, at, receipt, job.error)
+
+    def _odd(self, w: memoryview, at: int, receipt: Receipt, error: BaseException | None) -> None:
         if receipt.retries:
-            w[self._flow(device, "fastpath", op) + Flow.RETRIES] += len(receipt.retries)
-        if receipt.nbytes < receipt.requested and job.error is None:
+            w[self._flow(receipt.device, "fastpath", receipt.op) + Flow.RETRIES] += len(receipt.retries)
+        if receipt.nbytes < receipt.requested and error is None:
             w[at + Flow.SHORT] += 1
 
-    def _way(self, w: memoryview, at: int, code: str, nbytes: int, relayed: bool) -> None:
-        c = self._code(REASON, code)
-        w[c + CODE_COUNT] += 1
-        w[c + CODE_NBYTES] += nbytes
-        if code != "direct":
-            if relayed:
-                w[at + Flow.RELAYED_NBYTES] += nbytes
-            if code in ("cached", "cache-use"):
-                w[at + Flow.CACHED_NBYTES] += nbytes
+    def _bounced(self, w: memoryview, at: int, code: str, nbytes: int, relayed: bool) -> None:
+        if relayed:
+            w[at + RELAYED] += nbytes
+        if code in CACHED:
+            w[at + CACHED_AT] += nbytes
 
     def unstarted(
         self, op: Op, device: str, nbytes: int, stream: int | None, error: BaseException | None
@@ -256,7 +286,7 @@ class Counters(Observer):
                 w[self._flow(device, "fastpath", group.op) + Flow.RETRIES] += len(mine)
             elif code in UNALIGNED or code == "unaligned-edge":
                 w[at + Flow.UNALIGNED] += len(mine)
-            elif code in ("cached", "cache-use"):
+            elif code in CACHED:
                 w[at + Flow.CACHED_NBYTES] += nbytes
             if group.target.ring is not None:
                 w[at + Flow.RELAYED_NBYTES] += nbytes

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import nobounce
+from made_up import made_up_job
 from nobounce.config import Settings
 from nobounce.errors import TransferCancelledError, TransferError
 from nobounce.io import hooks
@@ -181,3 +184,14 @@ def test_a_real_batch_counts_as_its_receipt_says(tmp_path: Path, device: str) ->
     assert s.host_traffic_bytes == receipt.host_traffic_bytes
     assert {code: nbytes for code, (_, nbytes) in s.reasons.items() if nbytes} == receipt.reasons
     assert s.flow().operations == 7  # the split one is an operation of each backend
+
+
+@given(st.integers(0, 1 << 50), st.floats(0, 1e7))
+def test_the_common_case_uses_the_same_buckets_as_the_others(nbytes: int, seconds: float) -> None:
+    plain, queued = Counters(Settings()), Counters(Settings())
+    plain.ended(made_up_job(("direct", nbytes), seconds=seconds))
+    queued.ended(made_up_job(("direct", nbytes), seconds=seconds, stream=5))
+    one, other = seen(plain).flow(), seen(queued).flow()
+    for name in ("operations_by_size", "nbytes_by_size", "nanoseconds_by_size", "latencies"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert seen(plain).reasons == seen(queued).reasons
