@@ -63,7 +63,7 @@ ASYNC_SUBMITTED, ERRORS, RELAYED = AT["async_submitted"], int(Flow.ERRORS), int(
 # Plain integers: arithmetic on members of an IntEnum takes longer than the counting itself.
 CACHED, CACHED_AT = frozenset({"cached", "cache-use"}), int(Flow.CACHED_NBYTES)
 MOST_PLACES = 1024
-LAST = layout.LATENCY_BUCKETS - 1
+SHORT_LATENCIES = bytes(latency_bucket(us * 1000) for us in range(4096))
 OTHERS = "(others)"
 UNALIGNED = frozenset({"offset-align", "size-align", "memory-align"})
 BY_CHOICE = frozenset(
@@ -81,7 +81,9 @@ class Counters(Observer):
         self._lock = threading.Lock()
         self._flows: dict[tuple[str, str, str], int] = {}
         self._codes: dict[tuple[int, str], int] = {}
-        self._places: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+        self._places: dict[
+            tuple[str, str, str, str, int, bool], tuple[int, int, int, int, int, int, bool]
+        ] = {}
         w = self.words
         w[Header.VERSION], w[Header.NBYTES], w[Header.PID] = VERSION, NBYTES, os.getpid()
         w[Header.PARENT] = os.getppid()
@@ -104,37 +106,27 @@ class Counters(Observer):
             # The common case, written out: every call and every name looked up is a part of what a transfer pays.
             s = receipt.segments[0]
             nanoseconds = int((receipt.ended_at - receipt.started_at) * 1e9)
-            nbytes, code = s.nbytes, s.reason.code
-            k = nbytes.bit_length() - 12  # histogram.size_bucket and latency_bucket, without their calls
-            size = 0 if k < 0 else k if k < 15 else 15
+            nbytes = s.nbytes
             us = nanoseconds // 1000
-            bits = us.bit_length()
-            late = us if bits <= 2 else (bits - 2) * 4 + ((us >> (bits - 3)) & 3) if bits < 42 else LAST
-            key = receipt.device, s.backend, receipt.op, code
+            late = SHORT_LATENCIES[us] if us < len(SHORT_LATENCIES) else latency_bucket(nanoseconds)
+            key = receipt.device, s.backend, receipt.op, s.reason.code, nbytes, s.relayed
             w = self.words
             with self._lock:
                 sequence = w[SEQUENCE]
                 w[SEQUENCE] = sequence + 1
-                places = self._places.get(key)
-                if places is None:
-                    places = self._places[key] = self._flow(*key[:3]), self._code(REASON, code)
-                    if len(self._places) > MOST_PLACES:
-                        self._places.clear()
-                at, c = places
-                bucket = at + size
-                w[bucket + OPERATIONS] += 1
-                w[bucket + NBYTES_AT] += nbytes
-                w[bucket + TIME] += nanoseconds
-                w[at + LATENCY + late] += 1
-                w[c + CODE_COUNT] += 1
-                w[c + CODE_NBYTES] += nbytes
-                if code != "direct":
-                    if s.relayed:
-                        w[at + RELAYED] += nbytes
-                    if code in CACHED:
-                        w[at + CACHED_AT] += nbytes
+                operations, bytes_moved, spent, latencies, pieces, by_reason, plain = self._places.get(
+                    key
+                ) or self._place(key)
+                w[operations] += 1
+                w[bytes_moved] += nbytes
+                w[spent] += nanoseconds
+                w[latencies + late] += 1
+                w[pieces] += 1
+                w[by_reason] += nbytes
+                if not plain:
+                    self._bounced(w, self._flow(*key[:3]), key[3], nbytes, s.relayed)
                 if receipt.retries or nbytes < receipt.requested:
-                    self._odd(w, at, receipt, None)
+                    self._odd(w, self._flow(*key[:3]), receipt, None)
                 w[SEQUENCE] = sequence + 2
             return
         op, device = job.target.op, job.target.device_name
@@ -146,6 +138,26 @@ class Counters(Observer):
             if error is not None:
                 at = self._flow(device, _backend(error), op)
                 w[at + ERRORS + size_bucket(job.requested)] += 1
+
+    def _place(self, key: tuple[str, str, str, str, int, bool]) -> tuple[int, int, int, int, int, int, bool]:
+        """The words that a transfer of this size, way and reason counts in, and whether there are no others."""
+        device, backend, op, code, nbytes, relayed = key
+        at, c = self._flow(device, backend, op), self._code(REASON, code)
+        bucket = at + size_bucket(nbytes)
+        if len(self._places) >= MOST_PLACES:
+            self._places.clear()
+        plain = not relayed and code not in CACHED
+        made = (
+            bucket + OPERATIONS,
+            bucket + NBYTES_AT,
+            bucket + TIME,
+            at + LATENCY,
+            c + CODE_COUNT,
+            c + CODE_NBYTES,
+            plain,
+        )
+        self._places[key] = made
+        return made
 
     def _moved(self, w: memoryview, op: str, device: str, receipt: Receipt, job: Job) -> None:
         whole = int((receipt.ended_at - receipt.started_at) * 1e9)
