@@ -19,11 +19,12 @@ DEMO_VENV := .demo/venv
 DEMO_READY := $(DEMO_VENV)/.ready
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit format api bench fuzz clean
+.PHONY: help demo test test-gpu lint unit format api bench fuzz clean
 
 help:
 	@echo "make demo    load a real model and show where each byte went"
 	@echo "make test    format, lint, types, import arrows, every test"
+	@echo "make test-gpu what needs an NVIDIA card, with the interpreter that has CUDA (PYTHON=python3)"
 	@echo "make lint    the first four of these"
 	@echo "make format  rewrite the sources as make lint wants them"
 	@echo "make api     write the public-API snapshot anew"
@@ -58,6 +59,10 @@ lint: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not serial" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m serial $(PYTEST_ARGS)
+
+# With the machine's own interpreter: CUDA, torch and the vendor's bindings come with it. A test that should run must.
+test-gpu:
+	PYTHONPATH=src NOBOUNCE_REQUIRE=cuda,cuda-bindings "$(PYTHON)" -m pytest tests/conformance/test_runtime_cuda.py tests/gpu $(PYTEST_ARGS)
 
 format: $(READY)
 	$(BIN)/ruff check --select I --fix
