@@ -60,6 +60,7 @@ OPERATIONS, NBYTES_AT, TIME, LATENCY = (
 )
 AT = {name: GLOBALS_AT + i for i, name in enumerate(GLOBALS)}
 ASYNC_SUBMITTED, ERRORS, RELAYED = AT["async_submitted"], int(Flow.ERRORS), int(Flow.RELAYED_NBYTES)
+ASYNC, QUEUED = int(Flow.ASYNC), int(Flow.QUEUED_NS)
 # Plain integers: arithmetic on members of an IntEnum takes longer than the counting itself.
 CACHED, CACHED_AT = frozenset({"cached", "cache-use"}), int(Flow.CACHED_NBYTES)
 MOST_PLACES = 1024
@@ -102,7 +103,7 @@ class Counters(Observer):
 
     def ended(self, job: Job) -> None:
         receipt, error = job.receipt, job.error
-        if error is None and receipt is not None and job.stream is None and len(receipt.segments) == 1:
+        if error is None and receipt is not None and len(receipt.segments) == 1:
             # The common case, written out: every call and every name looked up is a part of what a transfer pays.
             s = receipt.segments[0]
             nanoseconds = int((receipt.ended_at - receipt.started_at) * 1e9)
@@ -123,6 +124,11 @@ class Counters(Observer):
                 w[latencies + late] += 1
                 w[pieces] += 1
                 w[by_reason] += nbytes
+                if job.stream is not None:
+                    at = latencies - LATENCY
+                    w[ASYNC_SUBMITTED] += 1
+                    w[at + ASYNC] += 1
+                    w[at + QUEUED] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
                 if not plain:
                     self._bounced(w, self._flow(*key[:3]), key[3], nbytes, s.relayed)
                 if receipt.retries or nbytes < receipt.requested:
@@ -183,8 +189,8 @@ class Counters(Observer):
             w[bucket + TIME] += share
             w[at + LATENCY + latency_bucket(share)] += 1
         if job.stream is not None:
-            w[at + Flow.ASYNC] += 1
-            w[at + Flow.QUEUED_NS] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
+            w[at + ASYNC] += 1
+            w[at + QUEUED] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
         self._odd(w, at, receipt, job.error)
 
     def _odd(self, w: memoryview, at: int, receipt: Receipt, error: BaseException | None) -> None:
