@@ -10,11 +10,11 @@ and share one object.
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from typing import Any, NamedTuple
 
+from nobounce.dtypes import DTYPES
 from nobounce.formats.strictjson import raw_decode
 from nobounce.formats.tensorinfo import Layout, TensorInfo, layout
 
@@ -22,22 +22,24 @@ _PIECE = 1 << 20  # characters scanned at a time
 _METADATA = '{"__metadata__":'
 _NAME = r'"([^"\\\x00-\x1f]*)"'
 _OFFSET = r"(0|[1-9][0-9]{0,19})"
+_LEADING_ZERO = re.compile("(?<![0-9])0[0-9]")
 _make: Any = partial(tuple.__new__, TensorInfo)
+_layout: Any = partial(tuple.__new__, Layout)
 
 
 class _Spelling:
     """One way to print entries: what follows a colon or a comma, and whether data_offsets come first."""
 
     def __init__(self, s: str, *, offsets_first: bool) -> None:
-        kind = rf'("dtype":{s}"[A-Z0-9_]+",{s}"shape":{s}\[[0-9,{s}]*\])'
+        kind = rf'"dtype":{s}"([A-Z0-9_]+)",{s}"shape":{s}\[([0-9,{s}]*)\]'
         span = rf'"data_offsets":{s}\[{_OFFSET},{s}{_OFFSET}\]'
         first, second = (span, kind) if offsets_first else (kind, span)
-        self.order = (0, 3, 1, 2) if offsets_first else (0, 1, 2, 3)
+        self.order = (0, 3, 4, 1, 2) if offsets_first else (0, 1, 2, 3, 4)
         self.comma = f",{s}"
         self.end = f"]}},{s}"
         self.entry = re.compile(rf"{_NAME}:{s}\{{{first},{s}{second}\}}")
         self.entries = re.compile(self.entry.pattern + self.comma)
-        self.overhead = len(f'"":{s}{{,{s}"data_offsets":{s}[,{s}]}},{s}')
+        self.overhead = len(f'"":{s}{{"dtype":{s}"",{s}"shape":{s}[],{s}"data_offsets":{s}[,{s}]}},{s}')
 
 
 _SPELLINGS = (
@@ -81,7 +83,7 @@ def scan(text: str) -> Scan | None:
         return None
     tensors: dict[str, TensorInfo] = {}
     needed: list[int] = []
-    layouts: dict[str, Layout] = {}
+    layouts: dict[tuple[str, str], Layout] = {}
     while position < end:
         if end - position <= _PIECE:
             piece, position = text[position:end] + spelling.comma, end
@@ -102,7 +104,7 @@ def _scan_piece(
     spelling: _Spelling,
     tensors: dict[str, TensorInfo],
     needed: list[int],
-    layouts: dict[str, Layout],
+    layouts: dict[tuple[str, str], Layout],
 ) -> bool:
     matches = spelling.entries.findall(piece)
     if not matches:
@@ -110,21 +112,51 @@ def _scan_piece(
     groups = list(zip(*matches, strict=True))
     if sum(len("".join(g)) for g in groups) + spelling.overhead * len(matches) != len(piece):
         return False
-    names, kinds, starts, ends = (groups[i] for i in spelling.order)
-    fresh = list(set(kinds) - layouts.keys())
-    try:
-        described = json.loads("[{" + "},{".join(fresh) + "}]") if fresh else []
-    except ValueError:
+    names, types, dims, starts, ends = (groups[i] for i in spelling.order)
+    kinds = list(zip(types, dims, strict=True))
+    fresh: dict[int, list[tuple[str, str]]] = {}
+    for pair in set(kinds) - layouts.keys():
+        fresh.setdefault(pair[1].count(",") + 1 if pair[1] else 0, []).append(pair)
+    if not all(_describe(rank, pairs, layouts) for rank, pairs in fresh.items()):
         return False
-    for kind, fields in zip(fresh, described, strict=True):
-        judged = layout(fields["dtype"], fields["shape"])
-        if isinstance(judged, str):
-            return False
-        layouts[kind] = judged
     upto = list(map(int, ends))
     # usually each range begins where the one before ends: then the numbers are shared
     begin = [int(starts[0]), *(upto[:-1] if starts[1:] == ends[:-1] else map(int, starts[1:]))]
     dtypes, shapes, sizes = zip(*map(layouts.__getitem__, kinds), strict=True)
     tensors.update(zip(names, map(_make, zip(names, dtypes, shapes, begin, upto, strict=True)), strict=True))
     needed.extend(sizes)
+    return True
+
+
+def _describe(rank: int, pairs: list[tuple[str, str]], layouts: dict[tuple[str, str], Layout]) -> bool:
+    """Add the layouts of dtypes with shapes of one rank, given as text; False where the JSON parser should look."""
+    shapes: list[tuple[int, ...]] = [()] * len(pairs)
+    largest = 0
+    if rank:
+        text = ",".join([dims for _, dims in pairs])
+        try:
+            flat = list(map(int, text.split(",")))
+        except ValueError:
+            return False
+        if _LEADING_ZERO.search(text):
+            return False
+        shapes = list(zip(*[iter(flat)] * rank, strict=True))
+        largest = max(flat)
+    small = rank <= 2 and largest >> 24 == 0  # then nothing overflows
+    for pair, shape in zip(pairs, shapes, strict=True):
+        dtype = DTYPES.get(pair[0])
+        if dtype is None:
+            return False
+        if not small:
+            judged = layout(pair[0], list(shape))
+            if isinstance(judged, str):
+                return False
+            layouts[pair] = judged
+            continue
+        bits = dtype.bits
+        for dim in shape:
+            bits *= dim
+        if bits & 7:
+            return False
+        layouts[pair] = _layout((dtype, shape, bits >> 3))
     return True
