@@ -155,7 +155,7 @@ class Settings:
     device: str = ""
     sim_devices: int = 2
     io_threads: int = 0
-    chunk_nbytes: int = 4 * MIB
+    chunk_nbytes: int = 8 * MIB
     page_cache_dma: str = "auto"
     retry_errnos: str = "ENODEV,EREMOTEIO"
     trace: str = ""

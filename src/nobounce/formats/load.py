@@ -22,6 +22,7 @@ from nobounce.formats.index import ModelFiles, resolve, verify_index
 from nobounce.formats.placement import Placement, check_align, place, rounds
 from nobounce.io.file import File
 from nobounce.io.file import open as open_file
+from nobounce.io.populate import populate_ahead
 from nobounce.io.prepare import transfer
 from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require
@@ -216,12 +217,17 @@ def _load_one(
     with one.reading() as file:
         spot = place(one.header, align=align, grain=grain_of(file))
         slab = device.allocate(spot.slab_nbytes)
+        ahead = populate_ahead(slab) if _is_cold(file, spot, cache) else None
         try:
             where = spot.nbytes, spot.file_offset, 0
             receipt = transfer(file, "read", slab, where, require, cache, progress=progress)
         except BaseException:
+            if ahead is not None:
+                ahead.stop()
             slab.close()
             raise
+        if ahead is not None:
+            ahead.stop()
         if receipt.nbytes < spot.needed:
             slab.close()
             at = spot.file_offset + receipt.nbytes
@@ -236,6 +242,14 @@ def _load_one(
         _move(slab, spot, device)
     _hand_out(model, one.header, spot, slab, framework)
     return receipt
+
+
+def _is_cold(file: File, spot: Placement, cache: Cache) -> bool:
+    """Whether the read will mostly wait for the disk, so that there is time to make the memory ready beside it."""
+    if cache == "avoid":
+        return True
+    found = residency(file.fileno(), spot.file_offset, spot.nbytes).resident_bytes or 0
+    return found * 2 < spot.nbytes
 
 
 def _move(slab: Buffer, spot: Placement, device: Device) -> None:
