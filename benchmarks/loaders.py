@@ -78,6 +78,8 @@ class Nobounce(Loader):
         for name in nobounce.__all__:
             getattr(nobounce, name)
         nobounce.Device("cpu")
+        for name in ("start", "counters", "export", "ranges"):
+            importlib.import_module(f"nobounce.observe.{name}")
 
     def load(self, path: str) -> Any:
         import nobounce
