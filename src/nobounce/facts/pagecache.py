@@ -29,16 +29,27 @@ _places = random.Random()  # not the global one, whose order belongs to the appl
 
 def residency(fd: int, file_offset: int, nbytes: int) -> Residency:
     """How much of a range is in the page cache. Never raises: what cannot be learnt is None, which means cold."""
+    for ask in (counted, sample):
+        found = ask(fd, file_offset, nbytes)
+        if found.resident_bytes is not None:
+            return found
+    return _below(fd, file_offset, nbytes)
+
+
+def counted(fd: int, file_offset: int, nbytes: int) -> Residency:
+    """The same, but only where every page is counted, as evidence needs it: None where samples alone would tell.
+
+    Asking leaves no page behind, as sampling does. Never raises.
+    """
     if nbytes <= 0:
         return Residency(0, 0, "cachestat")
     try:
         cached = cachestat.cached_nbytes(fd, file_offset, nbytes)
         if cached == 0 and cachestat.descriptor_type(fd) == _OVERLAY:
             return _below(fd, file_offset, nbytes)
-        return Residency(min(nbytes, cached), nbytes, "cachestat")
     except OSError:
-        found = sample(fd, file_offset, nbytes)
-        return found if found.resident_bytes is not None else _below(fd, file_offset, nbytes)
+        return Residency(None, nbytes, "unknown")
+    return Residency(min(nbytes, cached), nbytes, "cachestat")
 
 
 def _below(fd: int, file_offset: int, nbytes: int) -> Residency:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import Scheduler
 from nobounce.errors import NobounceError, TransferError
-from nobounce.facts.pagecache import residency
+from nobounce.facts.pagecache import counted, residency
 from nobounce.io.engine import Engine
 from nobounce.io.evidence import MIN_NBYTES
 from nobounce.io.plan import cached_ranges
@@ -160,10 +160,10 @@ class Group:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
 
     def resident(self) -> int | None:
-        """Bytes of the file's span in the page cache."""
+        """Bytes of the file's span in the page cache, None where they cannot be counted."""
         if self.target.buffered_fd < 0:
             return None
-        return residency(self.target.buffered_fd, *self.span).resident_bytes
+        return counted(self.target.buffered_fd, *self.span).resident_bytes
 
     def failed_directly(self, code: int) -> None:
         """Remember that the direct path failed for this file on this device (hipFile J-17)."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from nobounce.clock import Scheduler
 from nobounce.errors import InternalError, TransferError
-from nobounce.facts.pagecache import residency
+from nobounce.facts.pagecache import counted
 from nobounce.io import hooks
 from nobounce.io.evidence import MIN_NBYTES
 from nobounce.io.pagecache_dma import GiveBack
@@ -294,7 +294,8 @@ class Job:
         return "kernel" if direct <= self._metered <= direct + slack else "reported"
 
     def _resident(self) -> int | None:
-        return residency(self.target.buffered_fd, self._file_offset, self._requested).resident_bytes
+        """Counted bytes in the page cache: samples see no growth between them, so they prove nothing."""
+        return counted(self.target.buffered_fd, self._file_offset, self._requested).resident_bytes
 
 
 _CURES = {

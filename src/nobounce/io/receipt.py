@@ -145,7 +145,7 @@ class Receipt:
 
 EVIDENCE_TEXT: dict[str, str] = {
     "kernel": "the kernel's own counters of the I/O threads agree, and the page cache did not grow",
-    "reported": "the direct call reported the bytes; no independent counter was asked",
+    "reported": "the direct call reported the bytes; no independent counter confirms it",
     "inferred": "the descriptor is O_DIRECT; nothing else could be asked",
     "none": "no byte went direct",
 }

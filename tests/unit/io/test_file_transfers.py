@@ -25,6 +25,7 @@ from nobounce.errors import (
     RouteError,
     TransferError,
 )
+from nobounce.facts import cachestat
 from nobounce.facts.pagecache import residency
 from nobounce.io.prepare import transfer
 from nobounce.runtimes import faults
@@ -92,6 +93,28 @@ def test_a_whole_file_arrives_through_the_direct_path(
         assert receipt.host_traffic_bytes == 0
         assert (receipt.device, receipt.filename, receipt.op) == (device.name, str(path), "read")
     assert resident(path) == 0
+
+
+def test_evidence_is_not_kernel_where_the_page_cache_can_only_be_sampled(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a file of another user: eight samples may miss what a secretly buffered read left behind."""
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EPERM, "refused")
+
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(10 * MIB) as buffer:
+        assert f.read(buffer).evidence == "kernel"
+        monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+        receipt = f.read(buffer)
+        assert receipt.fastpath_bytes == receipt.nbytes
+        assert receipt.evidence == "reported"
+        with nobounce.Batch() as batch:
+            batch.read(f, buffer, file_offsets=[0, 2 * MIB], nbytes=2 * MIB)
+        assert batch.receipt.fastpath_bytes == 4 * MIB
+        assert batch.receipt.evidence == "reported"
+    monkeypatch.undo()
+    assert resident(path) == 0, "looking for evidence leaves no page behind, as sampling does"
 
 
 def test_fallback_on_cpu_has_no_relay_and_on_sim_has(
