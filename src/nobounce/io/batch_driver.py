@@ -13,9 +13,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS
-from nobounce.io import hooks
 from nobounce.io.batch_group import Group
 from nobounce.io.batch_lanes import Lanes
+from nobounce.io.batch_moved import Moved
 from nobounce.io.batch_receipt import Tally
 from nobounce.io.batch_results import Results
 from nobounce.io.batch_table import (
@@ -23,12 +23,9 @@ from nobounce.io.batch_table import (
     CANCELLED,
     COMPLETE,
     FAILED,
-    FALLBACK,
-    FASTPATH,
     INVALID,
     QUEUED,
     RUNNING,
-    STATUS_NAMES,
     TIMEOUT,
     BatchResult,
     Table,
@@ -53,6 +50,7 @@ class Driver:
     def __init__(self, capacity: int, depth: int, lock: threading.Lock, *, use_uring: bool) -> None:
         self.table, self.tally = Table(capacity), Tally()
         self.pool: Engine | None = None
+        self._moved = Moved(self.table, self.tally)
         self._lanes = Lanes(self.table, depth, lock, use_uring=use_uring)
         self._groups: dict[int, Group] = {}
         self._next_group = 0
@@ -60,8 +58,6 @@ class Driver:
         self.results = Results(self.table)
         self.under_way = 0
         """Requests submitted that have not ended, zombies included."""
-        self._mixed: dict[int, int] = {}
-        """Direct bytes of requests that fallback has a share in."""
         self._zombies: set[int] = set()
         """Slots whose timeout has been reported while they still run."""
         self._timed = False
@@ -193,12 +189,8 @@ class Driver:
         full = results == t.nbytes[slots]
         good = slots if full.all() else slots[full]
         if len(good):
-            t.done[good] = t.nbytes[good]
-            t.way[good] = FASTPATH
             for group, part in self._by_group(good):
-                first = part[0]
-                nbytes = int(t.nbytes[part].sum())
-                self.tally.direct(group, nbytes, int(t.file_offset[first]), int(t.buffer_offset[first]))
+                self._moved.whole(group, part)
                 self._ended(group, part, COMPLETE)
         if len(good) != len(slots):
             for slot, result in zip(slots[~full].tolist(), results[~full].tolist(), strict=True):
@@ -230,9 +222,7 @@ class Driver:
         if moved:
             self.tally.short()
         if group.op == "read" and not code and (moved == 0 or file_offset + moved >= _size(target.direct_fd)):
-            t.done[slot] = moved
-            t.way[slot] = FASTPATH if moved else 0
-            self.tally.direct(group, moved, file_offset, at)
+            self._moved.all_there_is(group, slot, moved)
             self._ended_one(group, slot, COMPLETE)
             return
         moved -= moved % target.align  # an unaligned place to go on from would fail for ever
@@ -242,9 +232,7 @@ class Driver:
             self.tally.retries([Retry(file_offset, nbytes, code)])
             backend, reason = "fallback", RETRIED
         if moved:
-            t.way[slot] |= FASTPATH
-            self.tally.direct(group, moved, file_offset, at)
-            self._mixed[slot] = moved
+            self._moved.a_part(group, slot, moved)
         rest = Chunk(backend, file_offset + moved, at + moved, nbytes - moved, reason)  # type: ignore[arg-type]
         self._lanes.finish(group, slot, moved, rest)
         if backend == "fallback":
@@ -252,24 +240,12 @@ class Driver:
 
     def _outcome(self, out: Outcome) -> None:
         """A request that an I/O thread has ended."""
-        t, group = self.table, out.group
-        self.tally.pieces(group, out.pieces)
-        self.tally.retries(out.retries)
-        way = int(t.way[out.slot])
-        for piece in out.pieces:
-            way |= FASTPATH if piece.backend == "fastpath" else FALLBACK
-        if out.slot not in self._zombies:
-            t.done[out.slot], t.way[out.slot] = out.done, way
-            already = self._mixed.pop(out.slot, 0)
-            if way == FASTPATH | FALLBACK:
-                fresh = sum(p.nbytes for p in out.pieces if p.backend == "fastpath")
-                self._mixed[out.slot] = already + fresh
-        if any(p.backend == "fastpath" for p in out.pieces) and out.done < int(t.nbytes[out.slot]):
-            self.tally.short()
-        if out.error is not None and out.slot not in self._zombies:
-            t.errno[out.slot] = out.errno
+        late = out.slot in self._zombies
+        self._moved.by_thread(out, late=late)
+        if out.error is not None and not late:
+            self.table.errno[out.slot] = out.errno
             self.results.errors[out.slot] = out.error
-        self._ended_one(group, out.slot, COMPLETE if out.error is None else FAILED)
+        self._ended_one(out.group, out.slot, COMPLETE if out.error is None else FAILED)
 
     def _ended_one(self, group: Group, slot: int, status: int) -> None:
         import numpy as np
@@ -290,29 +266,16 @@ class Driver:
                 self._bury(late)
         if len(fresh):
             self.results.add(fresh, status)
-            if hooks.observers:
-                self._tell(group, fresh, status)
+            self._moved.ended(group, fresh, status, self._scheduler.now())
         group.left -= n
         if group.left == 0:
             self._close_group(group)
-
-    def _tell(self, group: Group, slots: Array, status: int) -> None:
-        t = self.table
-        done, way = t.done[slots], t.way[slots]
-        direct = done * (way == FASTPATH)
-        if self._mixed:
-            for i, slot in enumerate(slots.tolist()):
-                direct[i] += self._mixed.pop(slot, 0)
-        ends = hooks.BatchEnds(
-            t.nbytes[slots], done, direct, way, t.reason[slots], t.kind[slots] == many.SPLIT
-        )
-        seconds = self._scheduler.now() - group.submitted_at
-        hooks.batch_ended(group, ends, STATUS_NAMES[status], seconds)
 
     def _bury(self, late: list[int]) -> None:
         """Zombies that have ended at last: their slots are free, if their results have been taken."""
         import numpy as np
 
+        self._moved.forget(late)
         gone = [s for s in late if self.table.left[s]]
         if gone:
             self.table.give(np.array(gone, np.int64))
