@@ -24,6 +24,8 @@ class Ring:
         self.runtime, self.device, self.slot_nbytes, self.most = runtime, device, slot_nbytes, most
         self._changed = runtime.scheduler.condition()
         self._free: list[tuple[int, int]] = []
+        self.wanted = 0
+        """Threads waiting for a slot: whoever could use its own again gives it back then."""
         self._made = self._streams_made = 0
         self._streams: list[int] = []
 
@@ -41,7 +43,11 @@ class Ring:
                     break
                 if not wait:
                     return None
-                self._changed.wait()
+                self.wanted += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self.wanted -= 1
         return self._make() or self._after_failure(wait)
 
     def prepare(self, slots: int, streams: int) -> None:

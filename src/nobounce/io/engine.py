@@ -20,19 +20,23 @@ from nobounce.runtimes.base import Runtime
 MAX_THREADS = 32
 
 
-def relay_shares(request_dma: str, can_dma: bool) -> tuple[int, int]:
-    """(ring workers, page-cache DMA workers) of one relayed transfer.
+FEW_CORES = 4
+"""Up to so many cores, page-cached bytes go to a device by DMA from the page cache alone."""
+DMA_MIN_NBYTES = 32 << 20
+"""Below this, pinning pages costs more than relaying them."""
 
-    DMA from the page cache costs a fifth of the CPU of a relay and is as fast as twelve ring workers; more than one of
-    them beside it take memory bandwidth from it (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS
+
+def relay_shares(request_dma: str, can_dma: bool, nbytes: int) -> tuple[int, int]:
+    """(ring workers, page-cache DMA workers) of one relayed transfer of `nbytes` page-cached bytes.
+
+    DMA from the page cache costs a sixth of a relay's CPU, but registering pages is serial in the driver: it is the faster way
+    on few cores, and twelve ring workers are on many (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS
     override.
     """
-    cores = len(os.sched_getaffinity(0))
-    dma = (1 if can_dma else 0) if request_dma == "auto" else int(request_dma)
-    ring = default_width()
-    if dma and not settings().io_threads:
-        ring = 0 if cores <= 2 else 1
-    return ring, dma
+    few = len(os.sched_getaffinity(0)) <= FEW_CORES
+    wanted = 2 if can_dma and few and nbytes >= DMA_MIN_NBYTES else 0
+    dma = wanted if request_dma == "auto" else int(request_dma)
+    return settings().io_threads if dma else default_width(), dma
 
 
 def default_width() -> int:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import Protocol
 
+from nobounce.errors import DeviceError
 from nobounce.io import hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.target import Chunk, Piece, Target
 from nobounce.route.types import MAX_RW_COUNT
 from nobounce.runtimes import rawio
+from nobounce.runtimes.base import CopyCalls
 
 RWF_DONTCACHE = 0x80
 
@@ -55,6 +58,7 @@ class Relay:
         self._target, self._ring = target, ring
         self._stream: int | None = None
         self._pending: deque[tuple[tuple[int, int], Piece, float]] = deque()
+        self._entered: AbstractContextManager[CopyCalls] | None = None
 
     def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         """Move the chunk; returns the pieces complete by now and where the file ended, if it did.
@@ -65,6 +69,7 @@ class Relay:
 
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t, ring = self._target, self._ring
+        calls, stream = self._ready()
         pieces: list[Piece] = []
         done, ended = 0, False
         while done < chunk.nbytes and not ended:
@@ -76,10 +81,8 @@ class Relay:
             if moved:
                 began = t.runtime.scheduler.now() if hooks.watchers else 0.0
                 try:
-                    t.runtime.copy_async(
-                        t.address + chunk.buffer_offset + done, slot[0] + lead, moved, self._copies()
-                    )
-                    t.runtime.event_record(slot[1], self._copies())
+                    calls.copy(t.address + chunk.buffer_offset + done, slot[0] + lead, moved, stream)
+                    calls.record(slot[1], stream)
                 except BaseException:
                     ring.release(slot)
                     raise
@@ -94,6 +97,7 @@ class Relay:
 
     def _write(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t, ring = self._target, self._ring
+        calls, stream = self._ready()
         pieces: list[Piece] = []
         done = 0
         while done < chunk.nbytes:
@@ -101,9 +105,9 @@ class Relay:
             try:
                 n = min(ring.slot_nbytes, chunk.nbytes - done)
                 began = t.runtime.scheduler.now() if hooks.watchers else 0.0
-                t.runtime.copy_async(slot[0], t.address + chunk.buffer_offset + done, n, self._copies())
-                t.runtime.event_record(slot[1], self._copies())
-                t.runtime.event_sync(slot[1])
+                calls.copy(slot[0], t.address + chunk.buffer_offset + done, n, stream)
+                calls.record(slot[1], stream)
+                calls.sync(slot[1])
                 if hooks.watchers:
                     self._tell(n, began)
                 fd = t.relay_fd if chunk.direct else -1
@@ -129,44 +133,66 @@ class Relay:
         moved, ended, error = _host_io(t, slot, file_offset - lead, ask, t.relay_fd)
         return max(0, min(moved - lead, nbytes)), ended and moved < lead + nbytes, error
 
-    def _copies(self) -> int:
+    def _ready(self) -> tuple[CopyCalls, int]:
+        """The runtime's calls and a copy stream, had at the first chunk and kept until `flush`."""
         if self._stream is None:
             self._stream = self._ring.copy_stream()
-        return self._stream
+        if self._entered is None:
+            entered = self._target.runtime.copy_calls(self._target.device)
+            self._calls = entered.__enter__()
+            self._entered = entered
+        return self._calls, self._stream
 
     def _slot(self, finished: list[Piece]) -> tuple[int, int]:
+        most = max(1, self._target.slots)
         while True:
-            if len(self._pending) < max(1, self._target.slots):
+            if len(self._pending) < most:
                 slot = self._ring.acquire(wait=not self._pending)
                 if slot is not None:
                     return slot
-            finished.append(self._settle())
+            piece, slot = self._settle()
+            finished.append(piece)
+            if not self._ring.wanted:
+                return slot
+            self._ring.release(slot)
 
     def _tell(self, nbytes: int, began: float) -> None:
         t = self._target
         now = t.runtime.scheduler.now()
         hooks.copied(t.device_name, self._stream or 0, t.op, nbytes, began, now)
 
-    def _settle(self) -> Piece:
+    def _settle(self) -> tuple[Piece, tuple[int, int]]:
+        """Wait for the oldest copy: its piece, and its slot, which is the caller's now."""
         slot, piece, began = self._pending.popleft()
         try:
-            self._target.runtime.event_sync(slot[1])
-        finally:
+            self._calls.sync(slot[1])
+        except BaseException:
             self._ring.release(slot)
+            raise
         if hooks.watchers:
             self._tell(piece.nbytes, began)
-        return piece
+        return piece, slot
 
     def flush(self) -> list[Piece]:
-        """Wait for every copy under way and give the stream back; returns their pieces."""
+        """Wait for every copy under way and give slots and stream back; returns their pieces. Raises the first DeviceError."""
         pieces = []
-        try:
-            while self._pending:
-                pieces.append(self._settle())
-        finally:
-            if self._stream is not None:
-                self._ring.return_stream(self._stream)
-                self._stream = None
+        first: DeviceError | None = None
+        while self._pending:
+            try:
+                piece, slot = self._settle()
+            except DeviceError as e:
+                first = first or e
+                continue
+            self._ring.release(slot)
+            pieces.append(piece)
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered.__exit__(None, None, None)
+        if self._stream is not None:
+            self._ring.return_stream(self._stream)
+            self._stream = None
+        if first is not None:
+            raise first
         return pieces
 
 

@@ -146,7 +146,8 @@ def make_job(
     dma = 0
     if ring is not None and request.op == "read" and not ahead:
         # Not behind a gate: registering memory waits for work on the device, and the gate would wait for it.
-        ring_workers, dma = relay_shares(request.settings.page_cache_dma, device.capabilities.page_cache_dma)
+        can_dma = device.capabilities.page_cache_dma
+        ring_workers, dma = relay_shares(request.settings.page_cache_dma, can_dma, request.nbytes)
         if all(s.reason.code in CACHED_CODES for s in route.segments):
             width = max(1, ring_workers + dma)
     relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,11 +95,22 @@ def cut(route: Route, op: Op, chunk_nbytes: int, relay_align: int = 0) -> tuple[
             if not relayed:
                 first, last = s.file_offset, s.file_offset + s.nbytes
             epilogue += [_part(s, a, b) for a, b in edges if a < b]
-        into += [
-            _part(s, a, min(a + chunk_nbytes, last))._replace(direct=relayed)
-            for a in range(first, last, chunk_nbytes)
-        ]
+        grain = 1 if s.backend == "fastpath" else max(relay_align, PAGE)
+        into += [_part(s, a, b)._replace(direct=relayed) for a, b in _cuts(first, last, chunk_nbytes, grain)]
     return chunks, epilogue
+
+
+def _cuts(first: int, last: int, step: int, grain: int) -> Iterator[tuple[int, int]]:
+    """[first, last) in parts of at most `step` bytes, cut at multiples of `grain` where a part holds one.
+
+    Relays read whole pages: a cut in the middle of one would have each neighbour read it, the first in a request of its own.
+    """
+    while first < last:
+        end = min(first + step, last)
+        if end < last and end // grain * grain > first:
+            end = end // grain * grain
+        yield first, end
+        first = end
 
 
 def _part(s: RouteSegment, start: int, end: int) -> Chunk:

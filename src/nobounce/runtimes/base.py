@@ -13,7 +13,9 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.route.types import DirectFacts, MemoryKind
@@ -146,6 +148,14 @@ class DirectIO(ABC):
         return None
 
 
+class CopyCalls(NamedTuple):
+    """`copy(dst, src, nbytes, stream)`, `record(event, stream)` and `sync(event)` of a runtime, without detours."""
+
+    copy: Callable[[int, int, int, int], None]
+    record: Callable[[int, int], None]
+    sync: Callable[[int], None]
+
+
 class Runtime(ABC):
     """Memory, streams and events of one kind of device."""
 
@@ -247,6 +257,10 @@ class Runtime(ABC):
     @abstractmethod
     def fill_async(self, address: int, value: int, nbytes: int, stream: int, width: int = 1) -> None:
         """Set nbytes bytes to a repeated value of `width` 1, 2 or 4 bytes (HIP rule 60)."""
+
+    def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
+        """The three calls of a relay, for one thread and many chunks: what can be done once is done on entering."""
+        return nullcontext(CopyCalls(self.copy_async, self.event_record, self.event_sync))
 
     # streams
 

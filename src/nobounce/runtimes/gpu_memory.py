@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.runtimes import gpu_table as table
-from nobounce.runtimes.base import CopyKind, PointerInfo
-from nobounce.runtimes.gpu_core import GpuCore
+from nobounce.runtimes.base import CopyCalls, CopyKind, PointerInfo
+from nobounce.runtimes.gpu_core import GpuCore, On
 from nobounce.runtimes.host_calls import api, invalid_value
 
 PAGE = 4096
@@ -149,6 +150,17 @@ class GpuMemory(GpuCore):
                 if nbytes and dst != src:
                     copy_async(dst, src, nbytes, direction, stream)
 
+    def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
+        """Straight to the bindings with `device` current: no look-ups, and no host functions' errors are asked for."""
+        copy, direction = self._adapter.copy_async, self._kinds[int(CopyKind.DEFAULT)]
+
+        def copy_on(dst: int, src: int, nbytes: int, stream: int) -> None:
+            copy(dst, src, nbytes, direction, stream)
+
+        return _Current(
+            self._on(device), CopyCalls(copy_on, self._adapter.event_record, self._adapter.event_sync)
+        )
+
     def _direction(self, call: str, kind: int) -> Any:
         direction = self._kinds.get(int(kind))
         if direction is None:
@@ -174,6 +186,20 @@ class GpuMemory(GpuCore):
         fill = {1: a.fill_async_1, 2: a.fill_async_2, 4: a.fill_async_4}[width]
         with self._on(self._where(stream)):
             fill(address, value & ((1 << 8 * width) - 1), nbytes // width, stream)
+
+
+class _Current(AbstractContextManager[CopyCalls]):
+    """Calls, and the device they are for current inside."""
+
+    def __init__(self, on: On, calls: CopyCalls) -> None:
+        self._on, self._calls = on, calls
+
+    def __enter__(self) -> CopyCalls:
+        self._on.__enter__()
+        return self._calls
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._on.__exit__(kind, error, trace)
 
 
 class _naming:  # noqa: N801 - read as a preposition
