@@ -158,7 +158,10 @@ def restore(path: str) -> tuple[CapturedSource, dict[str, Any]]:
             parts = {name: _part(tar, name) for name in ("capture.json", "request.json")}
     except tarfile.TarError as e:
         raise ValueError(f"no capture: {e}") from e
-    request = json.loads(parts["request.json"])
+    try:
+        request = json.loads(parts["request.json"])
+    except RecursionError as e:
+        raise ValueError("no capture: its request is nested too deeply") from e
     if not isinstance(request, dict) or request.get("schema") != SCHEMA:
         raise ValueError(f"no request of schema {SCHEMA}")
     return CapturedSource.from_json(parts["capture.json"]), request

@@ -13,7 +13,7 @@ from nobounce.facts.numa import NumaNode, numa_nodes
 from nobounce.facts.pci import DEVICES, DISTANCE_TEXT, Distance, Link, PciDevice, distance, pci_device
 from nobounce.facts.source import Source
 from nobounce.facts.storage import nvmes
-from nobounce.facts.sysfs import number, text
+from nobounce.facts.sysfs import number, text, whole
 
 Kind = Literal["gpu", "nvme", "nic"]
 GIB = 1 << 30
@@ -176,7 +176,7 @@ def _links(machine: Machine) -> list[GpuLink]:
 
 def _in_order(name: str) -> tuple[str, int]:
     kind, _, number_ = name.partition(":")
-    return kind, int(number_) if number_.isdigit() else 0
+    return kind, whole(number_) or 0
 
 
 def topology_data(found: Topology) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def try_direct(source: Source, folder: str) -> tuple[Known, int, int]:
         code, mem, offset = source.probe("direct_in", (folder,), live)
     except (OSError, TypeError, ValueError):
         return "unknown", 0, 0
-    return ("yes" if code == 0 else "no" if code == errno.EINVAL else "unknown"), int(mem), int(offset)
+    return ("yes" if code == 0 else "no" if code == errno.EINVAL else "unknown"), mem, offset
 
 
 class Volumes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = ("allow_compat_mode", "force_compat_mode", "unsupported_file_systems", "device")
 """What of the settings a verdict depends on: a capture keeps it."""
-_DEVICE = re.compile(r"cpu|(sim|cuda|hip)(:\d+)?")
+_DEVICE = re.compile(r"cpu|(sim|cuda|hip)(:[0-9]{1,9})?")
 
 Paths = Annotated[
     list[str] | None,

@@ -11,7 +11,7 @@ _MOST_ERRNO = 4095  # MAX_ERRNO of include/linux/err.h
 
 
 def malformed(key: str, answer: Any) -> bool:
-    """Whether this is no answer that a source gives to the question `key`. Answers of probes are the prober's to judge."""
+    """Whether this is no answer that a source gives to the question `key`. What a child process prints is its asker's to judge."""
     if not isinstance(answer, dict) or len(answer) != 1:
         return True
     if "errno" in answer:
@@ -34,6 +34,14 @@ def _number(value: Any) -> bool:
 
 def _count(value: Any) -> bool:
     return _number(value) and 0 <= value < 1 << 64
+
+
+def _size(value: Any) -> bool:
+    return _number(value) and 0 <= value < 1 << 63
+
+
+def _align(value: Any) -> bool:
+    return _number(value) and 0 <= value < 1 << 32
 
 
 def _mode(value: Any) -> bool:
@@ -67,6 +75,10 @@ def _row(*shapes: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return matches
 
 
+def _anything(value: Any) -> bool:
+    return True
+
+
 def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_text, value))
 
@@ -84,10 +96,27 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "uname": _row(*[_text] * 5),
     "euid": _count,
     "statfs": _maybe(_count),
-    "statx": _row(_mode, _count, _count, _PAIR, _PAIR, _number, _number, *[_maybe(_count)] * 4),
+    "statx": _row(
+        _mode, _size, _count, _PAIR, _PAIR, _number, _number, _maybe(_count), *[_maybe(_align)] * 3
+    ),
     "open": _flag,
     "mode": _mode,
     "open_direct": _count,
     "cachestat": _count,
     "probe:access_mode": _count,
+    "probe:direct_in": _row(_count, _align, _align),
+    "probe:direct_read": _text,
+    "probe:dkms_status": _text,
+    "probe:glob": _texts,
+    "probe:groups": _texts,
+    "probe:kallsyms": _row(_flag, _flag),
+    "probe:kernel_config": _texts,
+    "probe:kfd_version": _PAIR,
+    "probe:ldconfig": _texts,
+    "probe:open_node": _row(_count, _text),
+    "probe:rdev": _PAIR,
+    "probe:sites": _texts,
+    "probe:amdsmi": _anything,
+    "probe:hip_library": _anything,
 }
+"""Every question there is. One that is not here was asked by a version with other questions, and nobody asks it now."""

@@ -269,7 +269,7 @@ def device_number(source: Source, path: str) -> tuple[int, int] | None:
         major, minor = source.probe("rdev", (path,), live)
     except (OSError, TypeError, ValueError):
         return None
-    return int(major), int(minor)
+    return major, minor
 
 
 def block_facts(source: Source, file: FileFacts) -> BlockFacts | None:

@@ -14,6 +14,7 @@ from nobounce.facts.kfd import KfdNode, KfdTopology
 from nobounce.facts.nvidia import NvidiaFacts
 from nobounce.facts.pci import PciDevice, pci_device
 from nobounce.facts.source import Source
+from nobounce.facts.sysfs import whole
 
 T = TypeVar("T")
 
@@ -68,8 +69,9 @@ def visible(items: list[T], wanted: str | None, uuids: list[str]) -> list[T]:
         return items
     chosen: list[T] = []
     for word in (w.strip() for w in wanted.split(",")):
-        if word.isdigit() and int(word) < len(items):
-            one = items[int(word)]
+        index = whole(word)
+        if index is not None and index < len(items):
+            one = items[index]
         else:
             matching = [i for i, uuid in enumerate(uuids) if word and uuid.lower().startswith(word.lower())]
             if len(matching) != 1:

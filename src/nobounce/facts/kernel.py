@@ -96,7 +96,7 @@ def parse_dkms(found: str, release: str) -> int | None:
     every: list[int] = []
     for line in found.splitlines():
         match = re.match(r"\s*amdgpu(?:/|,\s*)([^,\s:]+)", line)
-        build = re.match(r"[^-]*-(\d+)", match[1]) if match else None
+        build = re.match(r"[^-]*-([0-9]{1,18})", match[1]) if match else None
         if build is None:
             continue
         every.append(int(build[1]))

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 
 from nobounce.facts.source import Source
-from nobounce.facts.sysfs import names, number, text
+from nobounce.facts.sysfs import integer, names, number, text, whole
 
 TOPOLOGY = "/sys/class/kfd/kfd/topology"
 AIS_BIT = 0x40
@@ -107,14 +107,15 @@ def topology(source: Source) -> KfdTopology:
 
 def _nodes(source: Source) -> tuple[list[KfdNode], int]:
     found, hidden = [], 0
-    for name in sorted((n for n in names(source, f"{TOPOLOGY}/nodes") if n.isdigit()), key=int):
-        path = f"{TOPOLOGY}/nodes/{name}"
+    numbers = (whole(n) for n in names(source, f"{TOPOLOGY}/nodes"))
+    for node in sorted(n for n in numbers if n is not None):
+        path = f"{TOPOLOGY}/nodes/{node}"
         gpu_id = number(source, f"{path}/gpu_id")
         raw = text(source, f"{path}/properties")
         if gpu_id is None or raw is None:
             hidden += 1
             continue
-        found.append(_node(source, int(name), gpu_id, path, parse_properties(raw)))
+        found.append(_node(source, node, gpu_id, path, parse_properties(raw)))
     return found, hidden
 
 
@@ -155,10 +156,9 @@ def parse_properties(found: str) -> dict[str, int]:
     values: dict[str, int] = {}
     for line in found.splitlines():
         key, _, value = line.strip().partition(" ")
-        try:
-            values[key] = int(value)
-        except ValueError:
-            continue
+        found_number = integer(value)
+        if found_number is not None:
+            values[key] = found_number
     return values
 
 

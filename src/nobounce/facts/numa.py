@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from nobounce.facts.source import Source
-from nobounce.facts.sysfs import names, text
+from nobounce.facts.sysfs import names, text, whole
 
 NODES = "/sys/devices/system/node"
 
@@ -25,13 +25,13 @@ def numa_nodes(source: Source) -> list[NumaNode]:
     """Every node, in order."""
     found = []
     for name in names(source, NODES):
-        match = re.fullmatch(r"node(\d+)", name)
+        match = re.fullmatch(r"node([0-9]{1,9})", name)
         if not match:
             continue
         where = f"{NODES}/{name}"
         words = (text(source, f"{where}/distance") or "").split()
-        distances = tuple(int(w) for w in words if w.isdigit())
-        memory = re.search(r"MemTotal:\s+(\d+) kB", text(source, f"{where}/meminfo") or "")
+        distances = tuple(n for n in map(whole, words) if n is not None)
+        memory = re.search(r"MemTotal:\s+([0-9]{1,15}) kB", text(source, f"{where}/meminfo") or "")
         nbytes = int(memory[1]) * 1024 if memory else None
         found.append(NumaNode(int(match[1]), text(source, f"{where}/cpulist") or "", nbytes, distances))
     return sorted(found, key=lambda n: n.number)

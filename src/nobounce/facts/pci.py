@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nobounce.facts.source import Source
-from nobounce.facts.sysfs import bdfs_in, names, number, real, text, there
+from nobounce.facts.sysfs import bdfs_in, integer, names, number, real, text, there, whole
 from nobounce.facts.types import Known
 
 DEVICES = "/sys/bus/pci/devices"
@@ -101,7 +101,7 @@ def pci_device(source: Source, bdf: str) -> PciDevice | None:
         link_of(source, entry),
         parse_resources(text(source, f"{entry}/resource") or ""),
         "yes" if there(source, f"{entry}/physfn") else "unknown",
-        int(tail) if tail.isdigit() else None,
+        whole(tail),
         None if driver is None else driver.rsplit("/", 1)[-1],
         number(source, f"{entry}/p2pmem/size"),
     )
@@ -119,7 +119,7 @@ def link_of(source: Source, entry: str) -> Link:
 
 def parse_speed(found: str | None) -> float | None:
     """GT/s of "16.0 GT/s PCIe"; None for "Unknown" and for anything else."""
-    match = re.match(r"(\d+(?:\.\d+)?) ?GT/s", found or "")
+    match = re.match(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) ?GT/s", found or "")
     return float(match[1]) if match else None
 
 
@@ -132,8 +132,10 @@ def parse_resources(found: str) -> tuple[int, ...]:
     sizes = []
     for line in found.splitlines()[:6]:
         try:
-            start, end, flags = (int(word, 16) for word in line.split())
+            start, end, flags = (integer(word, 16) for word in line.split())
         except ValueError:
+            continue
+        if start is None or end is None or flags is None:
             continue
         if end > start and flags & 0x200:
             sizes.append(end - start + 1)
@@ -206,7 +208,7 @@ def _cpu(found: str) -> tuple[str, int]:
         if key.strip() == "vendor_id":
             vendor = value.strip()
         elif key.strip() == "cpu family":
-            family = int(value) if value.strip().isdigit() else 0
+            family = whole(value.strip()) or 0
             break
     return vendor, family
 

@@ -299,45 +299,6 @@ class CapturedSource(Source):
         return answer["value"]
 
 
-def _fits(key: str, value: Any) -> bool:
-    """Whether an answer is of the kind that its question asks for; what probes give, their askers look at."""
-    try:
-        question = json.loads(key)[0]
-    except (ValueError, LookupError, TypeError):
-        return False
-    words = isinstance(value, list) and all(isinstance(x, str) for x in value)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    kinds: dict[str, bool] = {
-        "read": isinstance(value, str) and max(value, default="") < "\u0100",  # bytes, as latin-1
-        "readlink": isinstance(value, str),
-        "realpath": isinstance(value, str),
-        "listdir": words,
-        "exists": isinstance(value, bool),
-        "access": isinstance(value, bool),
-        "environment": value is None or isinstance(value, str),
-        "uname": words and len(value) == 5,
-        "euid": whole,
-        "mode": whole,
-        "open_direct": whole,
-        "cachestat": whole,
-        "statfs": value is None or whole,
-        "statx": _is_statx(value),
-    }
-    return kinds.get(question, True) if isinstance(question, str) else False
-
-
-def _is_statx(value: Any) -> bool:
-    """Eleven fields: integers, pairs of them for the device numbers, and None for what the kernel did not fill in."""
-    if not isinstance(value, list) or len(value) != len(Statx._fields):
-        return False
-
-    def whole(x: Any) -> bool:
-        return isinstance(x, int) and not isinstance(x, bool)
-
-    pairs = all(isinstance(x, list) and len(x) == 2 and all(map(whole, x)) for x in value[3:5])
-    return pairs and all(map(whole, value[:3] + value[5:7])) and all(x is None or whole(x) for x in value[7:])
-
-
 def _key(question: str, key: tuple[Any, ...]) -> str:
     return json.dumps([question, *key])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nobounce.facts.block import Controller, controller
 from nobounce.facts.source import Source
-from nobounce.facts.sysfs import names, number, real, text
+from nobounce.facts.sysfs import names, number, real, text, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +48,4 @@ def nvmes(source: Source) -> list[Nvme]:
 
 
 def _in_order(name: str) -> tuple[int, str]:
-    digits = "".join(c for c in name if c.isdigit())
-    return int(digits) if digits else 0, name
+    return whole("".join(c for c in name if c.isdigit())) or 0, name

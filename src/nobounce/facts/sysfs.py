@@ -19,13 +19,21 @@ def text(source: Source, path: str) -> str | None:
 
 def number(source: Source, path: str, base: int = 10) -> int | None:
     """The integer in a file, or None; `base` 0 takes a 0x prefix."""
-    found = text(source, path)
-    if found is None:
-        return None
+    return integer(text(source, path) or "", base)
+
+
+def integer(word: str, base: int = 10) -> int | None:
+    """The integer that a word is, or None; also for one past 64 bits, which no kernel writes and arithmetic may choke on."""
     try:
-        return int(found, base)
+        found = int(word, base) if word.isascii() else None
     except ValueError:
         return None
+    return found if found is None or abs(found) < 1 << 64 else None
+
+
+def whole(word: str) -> int | None:
+    """The number that a word of digits alone is, or None."""
+    return integer(word) if word.isdigit() else None
 
 
 def names(source: Source, path: str) -> list[str]:
