@@ -211,6 +211,15 @@ class Tree(Source):
             self.link(f"{path}/iommu_group", f"/sys/kernel/iommu_groups/{group}")
         return self
 
+    def acs(self, bdf: str, control: int | None) -> Tree:
+        """The configuration space of a PCIe function as root reads it, with an ACS control register (None: without ACS)."""
+        legacy = bytearray(256)
+        legacy[0x00:0x04], legacy[0x06], legacy[0x34], legacy[0x40] = b"\x02\x10\x01\x00", 0x10, 0x40, 0x10
+        first = _extended(0x0001, 0 if control is None else 0x148) + bytes(0x40)
+        acs = b"" if control is None else _extended(0x000D, 0) + b"\x7f\0" + control.to_bytes(2, "little")
+        space = (bytes(legacy) + first.ljust(0x48, b"\0") + acs).ljust(4096, b"\0")
+        return self.put(f"{self.pci_path(bdf)}/config", space.decode("latin-1"))
+
     def pci_path(self, bdf: str) -> str:
         return self._real(f"/sys/bus/pci/devices/{bdf}")
 
@@ -479,3 +488,8 @@ def ready_amd(tree: Tree | None = None, **gpu: Any) -> Tree:
     tree.amd_gpu(1, "0000:c1:00.0", ROOT_PORT, **gpu)
     tree.nvme("nvme0n1", "0000:03:00.0").mount("/data", "xfs", "nvme0n1")
     return tree.file("/data/model.bin")
+
+
+def _extended(identifier: int, following: int) -> bytes:
+    """The header of a PCIe extended capability."""
+    return (identifier | 1 << 16 | following << 20).to_bytes(4, "little")

@@ -13,6 +13,7 @@ import re
 import tarfile
 from typing import Any
 
+from nobounce.facts.acs import extended_capabilities
 from nobounce.facts.source import CapturedSource, RecordingSource
 
 SCHEMA = "nobounce.check-request/1"
@@ -30,6 +31,9 @@ _HEXID = re.compile(r"\b(GPU-|MIG-)[0-9a-fA-F-]{8,}\b")
 _SERIAL_FILES = re.compile(
     r"/(serial|wwid|nguid|eui|uuid|unique_id|serial_number|hostid|hostnqn|subsysnqn|address)$"
 )
+_PCI_CONFIG = re.compile(r"/sys/bus/pci/devices/[^/]+/config")
+_SERIAL_NUMBER = 0x0003
+"""The extended capability of PCIe that holds a device's serial number, in the 8 bytes behind its header."""
 _SYSTEM = ("/sys/", "/proc/")
 _NAMING = ("/cmdline", "/mountinfo", "/cgroup", "/backing_file", "/dm/name")
 """Files of the system in which people's names for things stand; in the others a host name is a coincidence."""
@@ -101,6 +105,8 @@ class Scrubber:
             value = [value[0], "host", *value[2:]]
         elif question == "read" and _SERIAL_FILES.search(path) and not path.endswith("/dm/uuid"):
             value = self._identity(path, str(value))
+        elif question == "read" and _PCI_CONFIG.fullmatch(path):
+            return {"value": without_serial(str(value))}
         tells = not path.startswith(_SYSTEM) or path.endswith(_NAMING)
         return {"value": self.value(value, hosts=tells)}
 
@@ -126,6 +132,15 @@ class Scrubber:
         question, *rest = json.loads(key)
         system = bool(rest) and str(rest[0]).startswith(_SYSTEM)
         return json.dumps([question, *(self.value(part, hosts=not system) for part in rest)])
+
+
+def without_serial(config: str) -> str:
+    """A PCI configuration space (bytes as latin-1) without the device's serial number."""
+    space = bytearray(config.encode("latin-1"))
+    for identifier, at in list(extended_capabilities(bytes(space))):
+        if identifier == _SERIAL_NUMBER:
+            space[at + 4 : at + 12] = bytes(len(space[at + 4 : at + 12]))
+    return space.decode("latin-1")
 
 
 def scrubbed(answers: dict[str, dict[str, Any]], host_names: list[str]) -> tuple[dict[str, Any], Scrubber]:

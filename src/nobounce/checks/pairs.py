@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from nobounce.checks.findings import Finding
 from nobounce.checks.machine import Machine
+from nobounce.facts.acs import REDIRECTING, acs_control, between, names_of
 from nobounce.facts.gpus import Gpu
 from nobounce.facts.iommu import iommu_of, kernel_options
 from nobounce.facts.pci import (
     DEVICES,
     DISTANCE_TEXT,
     PciDevice,
-    acs_redirects,
     distance,
     pci_device,
     root_complex_allows,
@@ -71,32 +71,38 @@ def _way(machine: Machine, disk: PciDevice, gpu: PciDevice, name: str) -> Findin
     if far in CROSSES:
         allowed, why, path = root_complex_allows(machine.source, disk, gpu)
         return Finding("pci", allowed, f"{where}: {why}", path, "no-p2p")
-    shared = set(disk.parents) & set(gpu.parents)
-    ports = [b for d in (disk, gpu) for b in d.parents[1:] if b not in shared]
-    redirects = [acs_redirects(machine.source, b) for b in ports]
-    if "yes" in redirects or "unknown" in redirects:
-        allowed, why, path = root_complex_allows(machine.source, disk, gpu)
-        if allowed == "yes":
-            return Finding("pci", "yes", f"{where}, and should ACS send requests up: {why}", path, "no-p2p")
-        if "yes" in redirects:
-            port = ports[redirects.index("yes")]
-            sentence = f"{where}, but ACS of {port} sends peer requests to the root complex: {why}"
-            return Finding("pci", allowed, sentence, f"{DEVICES}/{port}/config", "no-p2p")
-        port = ports[redirects.index("unknown")]
-        sentence = f"{where}; whether ACS of {port} sends peer requests up is readable by root alone"
-        return Finding(
-            "pci",
-            "unknown",
-            sentence,
-            f"{DEVICES}/{port}/config",
-            "no-p2p",
-            needs_root=machine.source.effective_uid() != 0,
+    redirecting = redirects(machine, disk, gpu)
+    if not redirecting:
+        return Finding("pci", "yes", where, disk.path, "no-p2p")
+    allowed, why, path = root_complex_allows(machine.source, disk, gpu)
+    if allowed == "yes":
+        return Finding("pci", "yes", f"{where}, and should ACS send requests up: {why}", path, "no-p2p")
+    certain = {bdf: control for bdf, control in redirecting.items() if control is not None}
+    for bdf, control in certain.items():
+        sentence = (
+            f"{where}, but ACS of {bdf} ({names_of(control)}) sends peer requests to the root complex, "
+            f"unless pci=disable_acs_redir={';'.join(certain)} is on the kernel's command line: {why}"
         )
-    return Finding("pci", "yes", where, disk.path, "no-p2p")
+        return Finding("pci", allowed, sentence, f"{DEVICES}/{bdf}/config", "no-p2p")
+    bdf = next(iter(redirecting))
+    sentence = f"{where}; whether ACS of {bdf} sends peer requests up is readable by root alone"
+    as_root = machine.source.effective_uid() != 0
+    if not as_root:
+        sentence = f"{where}; whether ACS of {bdf} sends peer requests up cannot be read"
+    return Finding("pci", "unknown", sentence, f"{DEVICES}/{bdf}/config", "no-p2p", needs_root=as_root)
+
+
+def redirects(machine: Machine, disk: PciDevice, gpu: PciDevice) -> dict[str, int | None]:
+    """The functions between two devices whose ACS sends peer requests up, with its control register, and those of which
+    that is not known (None). None for two devices of different bridges of the root: all goes through it anyway."""
+    if distance(disk, gpu) in (*CROSSES, "unknown"):
+        return {}
+    controls = {bdf: acs_control(machine.source, bdf) for bdf in between(disk, gpu)}
+    return {bdf: c for bdf, c in controls.items() if c is None or c & REDIRECTING}
 
 
 def _iommu(machine: Machine, disk: PciDevice, gpu: PciDevice, name: str) -> list[Finding]:
-    if distance(disk, gpu) in ("same-switch", "same-device"):
+    if distance(disk, gpu) in ("same-switch", "same-device") and not redirects(machine, disk, gpu):
         return []
     for device, label in ((gpu, name), (disk, f"NVMe {disk.bdf}")):
         one = iommu_of(machine.source, device)

@@ -213,24 +213,6 @@ def _cpu(found: str) -> tuple[str, int]:
     return vendor, family
 
 
-def acs_redirects(source: Source, bdf: str) -> Known:
-    """Whether a bridge redirects peer requests up to the root (ACS P2P request redirect); extended configuration space is
-    readable by root alone, else unknown."""
-    try:
-        space = source.read_bytes(f"{DEVICES}/{bdf}/config", 4096)
-    except OSError:
-        return "unknown"
-    if len(space) <= 256:
-        return "unknown"
-    at, seen = 0x100, 0
-    while at and at + 8 <= len(space) and seen < 64:
-        header = int.from_bytes(space[at : at + 4], "little")
-        if header & 0xFFFF == 0x000D:
-            return "yes" if int.from_bytes(space[at + 6 : at + 8], "little") & 0x04 else "no"
-        at, seen = header >> 20 & 0xFFC, seen + 1
-    return "no"
-
-
 def all_devices(source: Source) -> list[str]:
     """The address of every PCI function."""
     return names(source, DEVICES)

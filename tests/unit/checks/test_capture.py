@@ -16,8 +16,9 @@ from nobounce.checks.report import check_paths, libraries, survey, survey_data
 from nobounce.checks.svg import draw
 from nobounce.checks.topology import topology_of
 from nobounce.config import Settings
+from nobounce.facts.acs import acs_control
 from nobounce.facts.source import SCHEMA, CapturedSource, RecordingSource, Source
-from trees import ready_amd
+from trees import Tree, ready_amd
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,19 @@ def test_serial_numbers_and_remote_addresses_go_and_a_local_disks_address_stays(
     assert found['["exists", "/x"]'] == {"errno": 13}
     for secret in ("S3CR3T", "10.1.2.3", "nas", "myhost"):
         assert secret not in text
+
+
+def test_a_pci_devices_serial_number_goes_and_its_acs_stays() -> None:
+    tree = Tree().pci("0000:03:00.0").acs("0000:03:00.0", 0x1D)
+    config = bytearray(tree.read_bytes("/sys/bus/pci/devices/0000:03:00.0/config"))
+    config[0x200:0x20C] = b"\x03\0\x01\0" + b"\x11\x22\x33\xff\xfe\x44\x55\x66"
+    config[0x148:0x14C] = (0x000D | 1 << 16 | 0x200 << 20).to_bytes(4, "little")
+    key = json.dumps(["read", "/sys/bus/pci/devices/0000:03:00.0/config"])
+    found, _ = scrubbed({key: {"value": config.decode("latin-1")}}, [])
+    kept = found[key]["value"].encode("latin-1")
+    assert kept[0x204:0x20C] == bytes(8)
+    assert kept[:0x204] + kept[0x20C:] == config[:0x204] + config[0x20C:]
+    assert acs_control(CapturedSource(found), "0000:03:00.0") == 0x1D
 
 
 def test_questions_stay_findable() -> None:

@@ -299,23 +299,82 @@ def test_a_downtrained_link_is_a_finding_and_no_obstacle() -> None:
     assert any("16 GT/s x4, below its 16 GT/s x16" in f.sentence and not f.decides for f in found.findings)
 
 
+PORTS = (ROOT_PORT, "0000:02:00.0")
+SWITCHED = {
+    "disk": "0000:03:00.0",
+    "gpu": "0000:c1:00.0",
+    "disk's port": "0000:0a:01.0",
+    "gpu's port": "0000:0a:00.0",
+}
+"""The functions between a disk and a GPU below one switch, without the switch's upstream port, PORTS[1]."""
+
+
+def _switched(vendor: str = "GenuineIntel", family: int = 6) -> Tree:
+    """A disk and a GPU below one switch, behind an IOMMU that translates, on a host bridge that is on no list."""
+    tree = Tree().cpu(vendor, family).kernel("PCI_P2PDMA").amdgpu().hip_library()
+    tree.amd_gpu(1, SWITCHED["gpu"], *PORTS, SWITCHED["gpu's port"], group=9, translated=True)
+    tree.nvme("nvme0n1", SWITCHED["disk"], *PORTS, SWITCHED["disk's port"]).mount("/data", "xfs", "nvme0n1")
+    tree.put("/sys/bus/pci/devices/0000:00:00.0/device", "0x1234\n")
+    return tree.file("/data/m")
+
+
+def _readable(tree: Tree, **controls: int | None) -> Tree:
+    for bdf in (*SWITCHED.values(), PORTS[1]):
+        tree.acs(bdf, controls.get("rest"))
+    return tree
+
+
 def test_below_one_switch_nothing_of_the_host_is_asked() -> None:
-    ports = (ROOT_PORT, "0000:02:00.0")
-    tree = Tree().cpu("GenuineIntel", 6).kernel("PCI_P2PDMA").amdgpu().hip_library()
-    tree.amd_gpu(1, "0000:c1:00.0", *ports, "0000:0a:00.0", group=9, translated=True)
-    tree.nvme("nvme0n1", "0000:03:00.0", *ports, "0000:0a:01.0").mount("/data", "xfs", "nvme0n1").file(
-        "/data/m"
-    )
-    assert (verdict(tree, "/data/m").verdict, codes(verdict(tree, "/data/m"))) == (
-        "unknown",
-        ["no-p2p"],
-    )  # ACS
-    for port in ("0000:0a:00.0", "0000:0a:01.0"):
-        tree.put(f"{tree.pci_path(port)}/config", "\0" * 0x100 + "\x0d\0\x01\0\0\0\0\0" + "\0" * 64)
+    hidden = verdict(_switched(), "/data/m")
+    assert (hidden.verdict, codes(hidden)) == ("unknown", ["no-p2p", "iommu-translated"])
+    assert "cannot be read" in str([f.sentence for f in hidden.decided_by]), "this user is root"
+    for control in (None, 0):
+        found = verdict(_readable(_switched(), rest=control), "/data/m")
+        assert (found.verdict, codes(found)) == ("fastpath", [])
+        assert not any(f.layer == "iommu" for f in found.findings), "a peer's address is not translated"
+
+
+def test_who_is_not_root_learns_that_root_would_know_of_acs() -> None:
+    tree = _switched()
+    tree.uid = 1000
+    (finding,) = (f for f in verdict(tree, "/data/m").decided_by if f.layer == "pci")
+    assert finding.needs_root
+    assert "readable by root alone" in finding.sentence
+
+
+@pytest.mark.parametrize("where", [*SWITCHED.values(), PORTS[1]])
+@pytest.mark.parametrize(
+    ("control", "name"),
+    [(0x04, "P2P Request Redirect"), (0x08, "P2P Completion Redirect"), (0x20, "P2P Egress Control")],
+)
+def test_acs_anywhere_between_the_peers_sends_them_up(where: str, control: int, name: str) -> None:
+    """As pci_bridge_has_acs_redir of the kernel: in the peers, the ports between them, and the one above both."""
+    found = verdict(_readable(_switched()).acs(where, control), "/data/m")
+    assert (found.verdict, codes(found)) == ("unknown", ["no-p2p", "iommu-translated"])
+    (finding,) = (f for f in found.decided_by if f.layer == "pci")
+    assert f"ACS of {where} ({name}) sends peer requests to the root complex" in finding.sentence
+    assert f"pci=disable_acs_redir={where} " in finding.sentence
+    assert finding.read_from == f"/sys/bus/pci/devices/{where}/config"
+
+
+def test_acs_bits_that_stop_no_peer_are_no_obstacle() -> None:
+    others = 0x01 | 0x02 | 0x10 | 0x40
+    assert verdict(_readable(_switched(), rest=others), "/data/m").verdict == "fastpath"
+
+
+def test_acs_above_the_switch_is_not_on_the_way() -> None:
+    tree = _readable(_switched()).acs(ROOT_PORT, 0x1F)
     assert verdict(tree, "/data/m").verdict == "fastpath"
-    redirect = "\0" * 0x100 + "\x0d\0\x01\0\0\0\x04\0" + "\0" * 64
-    tree.put(f"{tree.pci_path('0000:0a:01.0')}/config", redirect)
-    assert verdict(tree, "/data/m").verdict == "unknown"
+
+
+def test_what_acs_sends_up_may_go_through_a_root_complex_that_passes_it_on_but_for_its_iommu() -> None:
+    tree = _readable(_switched("AuthenticAMD", 0x19)).acs(SWITCHED["disk's port"], 0x1D)
+    assert codes(verdict(tree, "/data/m")) == ["iommu-translated"]
+    tree.put("/sys/kernel/iommu_groups/9/type", "identity\n")
+    tree.link(f"{tree.pci_path(SWITCHED['disk'])}/iommu_group", "/sys/kernel/iommu_groups/9")
+    found = verdict(tree, "/data/m")
+    assert found.verdict == "fastpath"
+    assert any("should ACS send requests up" in f.sentence for f in found.findings)
 
 
 def test_CPX_partitions_share_an_address_and_are_devices_of_their_own() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from capabilities import need
 from nobounce.facts.access import cgroup_rules, container, groups, node_access, variables, wsl
+from nobounce.facts.acs import acs_control, between
 from nobounce.facts.block import block_by_name, block_facts, block_of, legs, peer, queue_limits, summary
 from nobounce.facts.gpus import amd_gpus, nvidia_gpus, visible
 from nobounce.facts.iommu import iommu_of, kernel_options
@@ -25,7 +26,6 @@ from nobounce.facts.net import nics
 from nobounce.facts.numa import numa_nodes
 from nobounce.facts.nvidia import nvidia_driver, nvidia_storage, parse_cufile
 from nobounce.facts.pci import (
-    acs_redirects,
     distance,
     parse_resources,
     parse_speed,
@@ -67,7 +67,8 @@ def everything(source: Source) -> None:
         if device is not None:
             iommu_of(source, device)
             root_complex_allows(source, device, device)
-            acs_redirects(source, bdf)
+            acs_control(source, bdf)
+            between(device, device)
             distance(device, device)
     for name in ("nvme0n1", "dm-0", "md0", "loop0", "nvme9n1"):
         node = block_by_name(source, name)
@@ -209,20 +210,6 @@ def test_the_kernels_list_of_root_complexes(
     assert a is not None
     assert b is not None
     assert root_complex_allows(tree, a, b)[0] == answer
-
-
-def test_acs_needs_the_extended_space() -> None:
-    tree = Tree().pci("0000:03:00.0", ROOT_PORT)
-    entry = tree.pci_path(ROOT_PORT)
-    assert acs_redirects(tree, ROOT_PORT) == "unknown"
-    tree.put(f"{entry}/config", "\0" * 64)
-    assert acs_redirects(tree, ROOT_PORT) == "unknown", "an unprivileged user reads 64 bytes"
-    first = "\x01\0\x02\x14" + "\0" * 60
-    tree.put(f"{entry}/config", "\0" * 0x100 + first + "\x0d\0\x01\0\0\0\x04\0")
-    assert acs_redirects(tree, ROOT_PORT) == "yes"
-    loops = "\x01\0\x02\x10"
-    tree.put(f"{entry}/config", "\0" * 0x100 + loops + "\0" * 100)
-    assert acs_redirects(tree, ROOT_PORT) == "no"
 
 
 # KFD
