@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nobounce.io.receipt import Receipt, Segment
-from nobounce.route.types import Reason
+from nobounce.route.types import Reason, Refusal
 
 
 def made_up_job(
@@ -17,13 +17,15 @@ def made_up_job(
     stream: int | None = None,
     error: BaseException | None = None,
     requested: int | None = None,
+    refusals: tuple[str, ...] = (),
 ) -> Any:
     """A job that has ended: `ways` are (reason code, bytes), "direct" being the direct path."""
     position, segments = 0, []
+    reasons = {code: Reason(code, "") for code, _ in ways}
     for code, nbytes in ways:
         backend = "fastpath" if code == "direct" else "fallback"
         relayed = code not in ("direct", "cached")
-        segments.append(Segment(backend, position, position, nbytes, Reason(code, ""), relayed))  # type: ignore[arg-type]
+        segments.append(Segment(backend, position, position, nbytes, reasons[code], relayed))  # type: ignore[arg-type]
         position += nbytes
     wanted = position if requested is None else requested
     receipt = Receipt(
@@ -47,4 +49,5 @@ def made_up_job(
         requested=wanted,
         direct_nbytes=direct,
         operation=None,
+        refusals=tuple(Refusal(code, "") for code in refusals),
     )

@@ -182,7 +182,7 @@ def carry_out(
     try:
         request, found = Decider(in_force)(request)
     except RouteError as e:
-        hooks.unrouted(op, view.device.name, size, None, e)
+        hooks.unrouted(op, view.device.name, size, None, e, file_offset=file_offset)
         raise
     pool = engine_for(view.device._runtime)
     durable = op == "write" and any(s.backend == "fallback" for s in found.segments)

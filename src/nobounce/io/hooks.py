@@ -13,17 +13,18 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nobounce.clock import THREADS
 from nobounce.config import settings
+from nobounce.errors import RouteError
 
 _log = logging.getLogger("nobounce")
 
 if TYPE_CHECKING:
-    from nobounce.errors import RouteError
     from nobounce.io.batch_group import Group
     from nobounce.io.job import Job
     from nobounce.io.receipt import Receipt
     from nobounce.io.target import Chunk
-    from nobounce.route.types import Op, Refusal, Request, Route
+    from nobounce.route.types import Op, Refusal, Route
 
 FILLER = "nobounce.observe.start"
 """The module whose `start()` puts observers in; it decides by the settings and the environment whether there is one."""
@@ -77,7 +78,9 @@ class Observer:
         """A transfer ended before a byte was tried: refused, cancelled, or found wrong at the head of its stream."""
 
     def refused(self, op: Op, device: str, refusals: tuple[Refusal, ...], *, routed: bool) -> None:
-        """The direct path refused a request, with every failed condition; `routed`: another way was found."""
+        """The direct path refused a request that came to nothing, with every failed condition; `routed`: another way was
+        found. The refusals of a transfer that was carried out are in its job.
+        """
 
     def registered(self, what: str, ok: bool) -> None:
         """A call of the hipFile module named `what`, or a stream's registration, and whether it succeeded."""
@@ -227,11 +230,12 @@ def batch_ended(group: Group, ends: BatchEnds, status: str, seconds: float) -> N
             _failed(observer)
 
 
-def routed(request: Request, route: Route) -> None:
-    """Tell of the refusals in a route's scores."""
+def refusals_of(route: Route) -> tuple[Refusal, ...]:
+    """Why the direct path refused the request; a job carries them to its end, where they are counted with it."""
     for score in route.scores:
         if score.refusals and score.backend == "fastpath":
-            _refused(request.op, request.memory.device, score.refusals, True)
+            return score.refusals
+    return ()
 
 
 def _refused(op: Op, device: str, refusals: tuple[Refusal, ...], routed: bool) -> None:
@@ -242,10 +246,23 @@ def _refused(op: Op, device: str, refusals: tuple[Refusal, ...], routed: bool) -
             _failed(observer)
 
 
-def unrouted(op: Op, device: str, nbytes: int, stream: int | None, error: RouteError) -> None:
-    """Tell of a request that no backend took."""
+def unrouted(
+    op: Op,
+    device: str,
+    nbytes: int,
+    stream: int | None,
+    error: RouteError,
+    *,
+    file_offset: int = 0,
+    now: float | None = None,
+) -> None:
+    """Tell of a request that no backend took: it ends where it begins, with the refusals and the file's name in its error."""
     _refused(op, device, error.refusals, False)
     _unstarted(op, device, nbytes, stream, error)
+    if watchers:
+        now = THREADS.now() if now is None else now
+        name = str(error.filename or "?")
+        leave(enter(op, name, device, file_offset, nbytes, stream, now), None, error, now)
 
 
 def _unstarted(op: Op, device: str, nbytes: int, stream: int | None, error: BaseException | None) -> None:
@@ -264,8 +281,13 @@ class Subject(NamedTuple):
     nbytes: int
     stream: int
     operation: Operation | None
+    refusals: tuple[Refusal, ...] = ()
 
     def unstarted(self, error: BaseException, now: float) -> None:
+        if isinstance(error, RouteError):
+            _refused(self.op, self.device, error.refusals, False)
+        elif self.refusals:
+            _refused(self.op, self.device, self.refusals, True)
         _unstarted(self.op, self.device, self.nbytes, self.stream, error)
         if self.operation is not None:
             leave(self.operation, None, error, now)

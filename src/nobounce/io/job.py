@@ -19,7 +19,7 @@ from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
 from nobounce.io.target import CACHED_CODES, Chunk, Piece, Target
 from nobounce.io.worker import Worker
-from nobounce.route.types import CachedRange
+from nobounce.route.types import CachedRange, Refusal
 
 PAGE = 4096
 READ_AHEAD = 8 << 20
@@ -45,9 +45,11 @@ class Job:
         progress: Callable[[str, int], None] | None = None,
         stream: int | None = None,
         operation: hooks.Operation | None = None,
+        refusals: tuple[Refusal, ...] = (),
         hand_over: Callable[[GiveBack], None] | None = None,
     ) -> None:
         self.target, self.width, self.stream, self.requested = target, width, stream, requested
+        self.refusals = refusals
         self._chunks, self._epilogue = chunks, epilogue
         self._file_offset, self._requested, self._fsync = file_offset, requested, fsync
         self._scheduler, self._keep = scheduler, keep

@@ -68,7 +68,8 @@ def transfer(
             try:
                 route = judge(request)
             except RouteError as e:
-                hooks.unrouted(op, view.device.name, request.nbytes, None, e)
+                told = op, view.device.name, request.nbytes, None, e
+                hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
                 raise
             job = make_job(file, request, route, view, pool, fsync=fsync, progress=progress)
             pool.run(job)
@@ -133,8 +134,6 @@ def make_job(
     operation: hooks.Operation | None = None,
 ) -> Job:
     """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring."""
-    if hooks.observers:
-        hooks.routed(request, route)
     device = view.device
     ring = ring_for(view, request.memory.kind, pool)
     chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
@@ -182,6 +181,7 @@ def make_job(
         progress=progress,
         stream=stream,
         operation=operation,
+        refusals=hooks.refusals_of(route) if hooks.observers else (),
         hand_over=pool.submit,
     )
 

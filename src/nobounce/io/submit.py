@@ -89,7 +89,8 @@ def submit(
         try:
             request, route = rules.decide(request)
         except RouteError as e:
-            hooks.unrouted(op, device.name, request.nbytes, on.handle, e)
+            told = op, device.name, request.nbytes, on.handle, e
+            hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
             raise
         if given.bytes_done is not None:
             params.write(given.bytes_done, 0)
@@ -110,9 +111,10 @@ def submit(
             return job
 
         transfer = Transfer(pool, make, release)
-        transfer._small = ahead is not None and ahead.tickets <= 1
+        transfer._small = ahead is not None and ahead.tickets <= 1 and not ahead.target.kernel_slots
         if hooks.observers:
-            transfer._subject = hooks.Subject(op, device.name, now[0], on.handle, seen)
+            refusals = ahead.refusals if ahead is not None else ()
+            transfer._subject = hooks.Subject(op, device.name, now[0], on.handle, seen, refusals)
         if given.bytes_done is not None:
             cell, report = given.bytes_done, rules.report
             transfer._on_end = lambda receipt, error: report(cell, receipt, error)

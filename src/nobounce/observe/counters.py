@@ -1,6 +1,6 @@
 """Counters of this process, in shared memory from the start, so that a reader needs nothing from us and a kill loses nothing.
 
-A transfer costs two sequence words, four histogram words and a word per reason, under one lock: a microsecond or two.
+A transfer costs two sequence words, its time, its latency and the sums of its kind, under one lock: a microsecond or two.
 What changes is visible at once; there is no thread that gathers anything.
 """
 
@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from nobounce.config import PUBLISHED, Settings
@@ -22,20 +23,9 @@ from nobounce.observe.histogram import latency_bucket, size_bucket
 from nobounce.observe.layout import (
     BACKENDS,
     CODE_COUNT,
-    CODE_KIND,
-    CODE_NAME_NBYTES,
     CODE_NBYTES,
-    CODE_WORDS,
-    CODES_AT,
-    FLOW_WORDS,
-    FLOWS_AT,
-    GLOBALS,
-    GLOBALS_AT,
     MAGIC,
-    MOST_CODES,
-    MOST_FLOWS,
     NBYTES,
-    OPS,
     REASON,
     REFUSAL,
     VERSION,
@@ -43,55 +33,55 @@ from nobounce.observe.layout import (
     Flow,
     Header,
 )
+from nobounce.observe.places import (
+    AT,
+    CACHED,
+    CACHED_AT,
+    LATENCY,
+    NBYTES_AT,
+    OPERATIONS,
+    RELAYED,
+    TIME,
+    UNALIGNED,
+    Places,
+    put_text,
+)
 
 if TYPE_CHECKING:
     from nobounce.io.batch_group import Group
     from nobounce.io.hooks import BatchEnds
     from nobounce.io.job import Job
-    from nobounce.io.receipt import Receipt
+    from nobounce.io.receipt import Receipt, Segment
     from nobounce.route.types import Op, Refusal
 
 SEQUENCE = int(Header.SEQUENCE)
-OPERATIONS, NBYTES_AT, TIME, LATENCY = (
-    int(Flow.OPERATIONS),
-    int(Flow.NBYTES),
-    int(Flow.TIME_NS),
-    int(Flow.LATENCY),
+ASYNC_SUBMITTED, ASYNC, QUEUED, ERRORS = (
+    AT["async_submitted"],
+    int(Flow.ASYNC),
+    int(Flow.QUEUED_NS),
+    int(Flow.ERRORS),
 )
-AT = {name: GLOBALS_AT + i for i, name in enumerate(GLOBALS)}
-ASYNC_SUBMITTED, ERRORS, RELAYED = AT["async_submitted"], int(Flow.ERRORS), int(Flow.RELAYED_NBYTES)
-ASYNC, QUEUED = int(Flow.ASYNC), int(Flow.QUEUED_NS)
-# Plain integers: arithmetic on members of an IntEnum takes longer than the counting itself.
-CACHED, CACHED_AT = frozenset({"cached", "cache-use"}), int(Flow.CACHED_NBYTES)
-MOST_PLACES = 1024
+CODE_OF = attrgetter("code")
 SHORT_LATENCIES = bytes(latency_bucket(us * 1000) for us in range(4096))
-OTHERS = "(others)"
-UNALIGNED = frozenset({"offset-align", "size-align", "memory-align"})
 BY_CHOICE = frozenset(
     {"cached", "cache-use", "required-fallback", "direct-failed", "direct-stalled", "unaligned-edge"}
 )
 """Reasons for fallback that are no refusal of the direct path."""
 
 
-class Counters(Observer):
+class Counters(Places, Observer):
     """Counts into `memory`, a writable block of `layout.NBYTES` bytes (private memory if none is given)."""
 
     def __init__(self, settings: Settings, memory: mmap.mmap | None = None) -> None:
-        self.memory = memory or mmap.mmap(-1, NBYTES)
-        self.words = memoryview(self.memory).cast("Q")
+        super().__init__(memory or mmap.mmap(-1, NBYTES))
         self._lock = threading.Lock()
-        self._flows: dict[tuple[str, str, str], int] = {}
-        self._codes: dict[tuple[int, str], int] = {}
-        self._places: dict[
-            tuple[str, str, str, str, int, bool], tuple[int, int, int, int, int, int, bool]
-        ] = {}
         w = self.words
         w[Header.VERSION], w[Header.NBYTES], w[Header.PID] = VERSION, NBYTES, os.getpid()
         w[Header.PARENT] = os.getppid()
         w[Header.LEVEL] = settings.stats_level
         w[Header.STARTED_WALL_NS], w[Header.STARTED_NS] = time.time_ns(), time.monotonic_ns()
         w[Header.SETTINGS] = _flags(settings)
-        _put_text(self.memory, Header.NAME, layout.NAME_NBYTES, " ".join(_command()))
+        put_text(self.memory, Header.NAME, layout.NAME_NBYTES, " ".join(_command()))
         w[Header.MAGIC] = MAGIC
 
     def block(self) -> bytes:
@@ -102,39 +92,82 @@ class Counters(Observer):
     # what is told
 
     def ended(self, job: Job) -> None:
-        receipt, error = job.receipt, job.error
-        if error is None and receipt is not None and len(receipt.segments) == 1:
-            # The common case, written out: every call and every name looked up is a part of what a transfer pays.
-            s = receipt.segments[0]
-            nanoseconds = int((receipt.ended_at - receipt.started_at) * 1e9)
-            nbytes = s.nbytes
-            us = nanoseconds // 1000
-            late = SHORT_LATENCIES[us] if us < len(SHORT_LATENCIES) else latency_bucket(nanoseconds)
-            key = receipt.device, s.backend, receipt.op, s.reason.code, nbytes, s.relayed
-            w = self.words
-            with self._lock:
-                sequence = w[SEQUENCE]
-                w[SEQUENCE] = sequence + 1
-                operations, bytes_moved, spent, latencies, pieces, by_reason, plain = self._places.get(
-                    key
-                ) or self._place(key)
-                w[operations] += 1
-                w[bytes_moved] += nbytes
-                w[spent] += nanoseconds
-                w[latencies + late] += 1
-                w[pieces] += 1
-                w[by_reason] += nbytes
-                if job.stream is not None:
-                    at = latencies - LATENCY
-                    w[ASYNC_SUBMITTED] += 1
-                    w[at + ASYNC] += 1
-                    w[at + QUEUED] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
-                if not plain:
-                    self._bounced(w, self._flow(*key[:3]), key[3], nbytes, s.relayed)
-                if receipt.retries or nbytes < receipt.requested:
-                    self._odd(w, self._flow(*key[:3]), receipt, None)
-                w[SEQUENCE] = sequence + 2
+        receipt = job.receipt
+        segments = () if receipt is None else receipt.segments
+        if receipt is None or job.error is not None or not 0 < len(segments) < 4:
+            self._ended_oddly(job)
             return
+        # The common cases, written out: every call and every name looked up is a part of what a transfer pays.
+        a = segments[0]
+        if len(segments) > 1:
+            b = segments[1]
+            strange = a.backend == b.backend or not receipt.nbytes
+            if strange or (len(segments) == 3 and segments[2].reason is not a.reason):
+                self._ended_oddly(job)
+            else:
+                self._split(job, receipt, a, b)
+            return
+        nanoseconds, nbytes = int((receipt.ended_at - receipt.started_at) * 1e9), a.nbytes
+        key = (
+            *(receipt.device, receipt.op, a.backend, a.reason.code, nbytes.bit_length(), a.relayed),
+            *map(CODE_OF, job.refusals),
+        )
+        us = nanoseconds // 1000
+        late = SHORT_LATENCIES[us] if us < 4096 else latency_bucket(nanoseconds)
+        w = self.words
+        with self._lock:
+            sequence = w[SEQUENCE]
+            w[SEQUENCE] = sequence + 1
+            row, spent, latencies = self._ones.get(key) or self._one(key)
+            w[row] += 1
+            w[row + 1] += nbytes
+            w[spent] += nanoseconds
+            w[latencies + late] += 1
+            if job.stream is not None:
+                self._queued(w, latencies - LATENCY, receipt)
+            if receipt.retries or nbytes < receipt.requested:
+                self._odd(w, latencies - LATENCY, receipt, None)
+            w[SEQUENCE] = sequence + 2
+
+    def _split(self, job: Job, receipt: Receipt, a: Segment, b: Segment) -> None:
+        """Both ways at once, `a`'s perhaps on both sides of `b`: an operation of each, the time shared by bytes."""
+        nanoseconds, whole, m = int((receipt.ended_at - receipt.started_at) * 1e9), receipt.nbytes, b.nbytes
+        n = whole - m
+        late = nanoseconds * m // whole
+        soon = nanoseconds - late
+        key = (
+            *(receipt.device, receipt.op, a.backend, a.reason.code, n.bit_length(), a.relayed),
+            *(len(receipt.segments), b.backend, b.reason.code, m.bit_length(), b.relayed),
+            *map(CODE_OF, job.refusals),
+        )
+        w = self.words
+        with self._lock:
+            sequence = w[SEQUENCE]
+            w[SEQUENCE] = sequence + 1
+            row, spent_a, spent_b, late_a, late_b = self._twos.get(key) or self._two(key)
+            w[row] += 1
+            w[row + 1] += n
+            w[row + 2] += m
+            w[spent_a] += soon
+            w[spent_b] += late
+            us = soon // 1000
+            w[late_a + (SHORT_LATENCIES[us] if us < 4096 else latency_bucket(soon))] += 1
+            us = late // 1000
+            w[late_b + (SHORT_LATENCIES[us] if us < 4096 else latency_bucket(late))] += 1
+            if job.stream is not None:
+                self._queued(w, late_b - LATENCY, receipt)
+            if receipt.retries or whole < receipt.requested:
+                self._odd(w, late_b - LATENCY, receipt, None)
+            w[SEQUENCE] = sequence + 2
+
+    def _queued(self, w: memoryview, at: int, receipt: Receipt) -> None:
+        w[ASYNC_SUBMITTED] += 1
+        w[at + ASYNC] += 1
+        w[at + QUEUED] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
+
+    def _ended_oddly(self, job: Job) -> None:
+        """Failed, empty or many ways at once: what need not be quick."""
+        receipt, error = job.receipt, job.error
         op, device = job.target.op, job.target.device_name
         with self._change() as w:
             if job.stream is not None:
@@ -144,26 +177,8 @@ class Counters(Observer):
             if error is not None:
                 at = self._flow(device, _backend(error), op)
                 w[at + ERRORS + size_bucket(job.requested)] += 1
-
-    def _place(self, key: tuple[str, str, str, str, int, bool]) -> tuple[int, int, int, int, int, int, bool]:
-        """The words that a transfer of this size, way and reason counts in, and whether there are no others."""
-        device, backend, op, code, nbytes, relayed = key
-        at, c = self._flow(device, backend, op), self._code(REASON, code)
-        bucket = at + size_bucket(nbytes)
-        if len(self._places) >= MOST_PLACES:
-            self._places.clear()
-        plain = not relayed and code not in CACHED
-        made = (
-            bucket + OPERATIONS,
-            bucket + NBYTES_AT,
-            bucket + TIME,
-            at + LATENCY,
-            c + CODE_COUNT,
-            c + CODE_NBYTES,
-            plain,
-        )
-        self._places[key] = made
-        return made
+            for at in self._refusal(device, op, [r.code for r in job.refusals]):
+                w[at] += 1
 
     def _moved(self, w: memoryview, op: str, device: str, receipt: Receipt, job: Job) -> None:
         whole = int((receipt.ended_at - receipt.started_at) * 1e9)
@@ -179,10 +194,12 @@ class Counters(Observer):
             if job.error is not None:
                 return
             sums = {"fallback" if job.direct_nbytes == 0 else "fastpath": 0}
+        shares = {b: whole * n // receipt.nbytes if receipt.nbytes else 0 for b, n in sums.items()}
+        shares[next(iter(sums))] += whole - sum(shares.values())  # so that no time is lost by rounding
         at = 0
         for backend, nbytes in sums.items():
             at = self._flow(device, backend, op)
-            share = whole * nbytes // receipt.nbytes if receipt.nbytes else whole
+            share = shares[backend]
             bucket = at + size_bucket(nbytes)
             w[bucket + OPERATIONS] += 1
             w[bucket + NBYTES_AT] += nbytes
@@ -218,11 +235,9 @@ class Counters(Observer):
 
     def refused(self, op: Op, device: str, refusals: tuple[Refusal, ...], *, routed: bool) -> None:
         with self._change() as w:
-            w[AT["fastpath_rejections"]] += 1
-            for refusal in refusals:
-                w[self._code(REFUSAL, refusal.code) + CODE_COUNT] += 1
-            if routed and any(r.code in UNALIGNED for r in refusals):
-                w[self._flow(device, "fallback", op) + Flow.UNALIGNED] += 1
+            words = self._refusal(device, op, [r.code for r in refusals])
+            for at in words if routed else words[: len(refusals) + 1]:  # unaligned is a count of fallback's
+                w[at] += 1
 
     def registered(self, what: str, ok: bool) -> None:
         at = AT.get(f"{what}_{'ok' if ok else 'err'}")
@@ -314,37 +329,6 @@ class Counters(Observer):
     def _change(self) -> _Change:
         return _Change(self)
 
-    def _flow(self, device: str, backend: str, op: str) -> int:
-        found = self._flows.get((device, backend, op))
-        return found if found is not None else self._new_flow(device, backend, op)
-
-    def _new_flow(self, device: str, backend: str, op: str) -> int:
-        count = len(self._flows)
-        if count >= MOST_FLOWS - len(BACKENDS) * len(OPS) and device != OTHERS:
-            self.words[AT["dropped_flows"]] += 1
-            return self._flow(OTHERS, backend, op)
-        at = FLOWS_AT + count * FLOW_WORDS
-        self._flows[device, backend, op] = at
-        _put_text(self.memory, at, layout.DEVICE_NBYTES, device)
-        self.words[at + Flow.BACKEND], self.words[at + Flow.OP] = BACKENDS.index(backend), OPS.index(op)
-        self.words[Header.FLOWS] = count + 1
-        return at
-
-    def _code(self, kind: int, code: str) -> int:
-        found = self._codes.get((kind, code))
-        if found is not None:
-            return found
-        count = len(self._codes)
-        if count >= MOST_CODES - 2 and code != OTHERS:
-            self.words[AT["dropped_codes"]] += 1
-            return self._code(kind, OTHERS)
-        at = CODES_AT + count * CODE_WORDS
-        self._codes[kind, code] = at
-        _put_text(self.memory, at, CODE_NAME_NBYTES, code)
-        self.words[at + CODE_KIND] = kind
-        self.words[Header.CODES] = count + 1
-        return at
-
 
 class _Change:
     """The lock, and the sequence word around it."""
@@ -376,11 +360,6 @@ def _flags(settings: Settings) -> int:
 
 def _command() -> list[str]:
     return [os.path.basename(sys.argv[0]) or "python", *sys.argv[1:]] if sys.argv else ["python"]
-
-
-def _put_text(memory: mmap.mmap, word: int, room: int, text: str) -> None:
-    raw = text.encode("utf-8", "replace")[: room - 1]
-    memory[word * 8 : word * 8 + len(raw)] = raw
 
 
 def _buckets(np: Any, sizes: Any) -> Any:

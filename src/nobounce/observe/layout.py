@@ -4,17 +4,21 @@
     globals     64 words   counters of the process
     codes       96 x 8     refusals and reasons by code: a name of 40 bytes, its kind, two counters
     flows       64 x 256   one per device, backend and direction
+    rows        512 x 32   sums not yet added: a count, two sums of bytes, and the words that each belongs to
 
+A transfer counts in a dozen words; those that grow alike for all transfers of a kind are kept as one row's three sums, which
+the reader adds to their words. That is what makes counting cheap.
 The writer raises `SEQUENCE` before a change and again after it, so an odd number means "in the middle". Numbers only grow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 WORD = 8
 MAGIC = int.from_bytes(b"NOBOUNCE", "little")
-VERSION = 1
+VERSION = 2
 
 
 class Header(IntEnum):
@@ -32,6 +36,7 @@ class Header(IntEnum):
     CODES = 9
     SETTINGS = 10
     PARENT = 11
+    ROWS = 12
     NAME = 16
 
 
@@ -128,5 +133,25 @@ class Flow(IntEnum):
 
 SIZE_BUCKETS = 16
 LATENCY_BUCKETS = 160
-WORDS = FLOWS_AT + MOST_FLOWS * FLOW_WORDS
+ROWS_AT = FLOWS_AT + MOST_FLOWS * FLOW_WORDS
+MOST_ROWS = 512
+ROW_WORDS = 32
+ROW_ENTRIES = 3
+"""Words of a row before its entries: each names a word (above bit 2) and which of the three sums it takes (bits 0 and 1)."""
+WORDS = ROWS_AT + MOST_ROWS * ROW_WORDS
 NBYTES = WORDS * WORD
+
+
+def additions(words: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(word, value): what the rows of a block add to its words. Raises ValueError for rows that nobody of ours has written."""
+    rows = words[Header.ROWS]
+    if rows > MOST_ROWS:
+        raise ValueError(f"{rows} rows of sums")
+    for at in range(ROWS_AT, ROWS_AT + rows * ROW_WORDS, ROW_WORDS):
+        for entry in words[at + ROW_ENTRIES : at + ROW_WORDS]:
+            if not entry:
+                break
+            word, which = entry >> 2, entry & 3
+            if not GLOBALS_AT <= word < ROWS_AT or which >= ROW_ENTRIES:
+                raise ValueError(f"a row of sums names word {word}")
+            yield word, words[at + which]

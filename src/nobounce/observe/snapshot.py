@@ -287,7 +287,8 @@ def parse(block: bytes, *, pid: int | None = None, torn: bool = False) -> Stats:
     """
     if len(block) != layout.NBYTES:
         raise FormatError(f"a statistics block has {layout.NBYTES} bytes, not {len(block)}")
-    w = struct.unpack(f"<{layout.WORDS}Q", block)
+    raw = struct.unpack(f"<{layout.WORDS}Q", block)
+    w = raw
     if (w[Header.MAGIC], w[Header.VERSION], w[Header.NBYTES]) != (
         layout.MAGIC,
         layout.VERSION,
@@ -303,6 +304,10 @@ def parse(block: bytes, *, pid: int | None = None, torn: bool = False) -> Stats:
         raise FormatError(
             f"the statistics block claims {flows} flows and {codes} codes at level {w[Header.LEVEL]}"
         )
+    try:
+        w = _added_up(raw)
+    except ValueError as e:
+        raise FormatError(f"the statistics block has {e}") from e
     now, started = time.monotonic_ns(), w[Header.STARTED_NS]
     if started > now:
         raise FormatError("the statistics block was started in the future")
@@ -333,6 +338,13 @@ def parse(block: bytes, *, pid: int | None = None, torn: bool = False) -> Stats:
         reasons=reasons,
         torn=torn,
     )
+
+
+def _added_up(raw: Numbers) -> Numbers:
+    words = list(raw[: layout.ROWS_AT])
+    for word, value in layout.additions(raw):
+        words[word] += value
+    return tuple(words)
 
 
 def _flow(block: bytes, w: Numbers, i: int) -> Flow:

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from nobounce.errors import NobounceError, errno_name, printable
+from nobounce.errors import NobounceError, RouteError, errno_name, printable
 from nobounce.io import hooks
 from nobounce.io.hooks import Operation
 
@@ -76,10 +76,12 @@ class Tracer(hooks.Watcher):
         stream = operation.stream
         start = operation.queued_at if operation.started_at is None else operation.started_at
         args = describe(operation)
+        if isinstance(operation.error, RouteError) and operation.started_at is None:
+            args |= {} if stream is None else {"stream": f"{stream:#x}"}
+            stream = None  # it never got there
         if stream is None:
-            self._slice(
-                operation.thread, self._thread(operation.thread), f"{operation.op}", start, operation, args
-            )
+            thread = operation.thread
+            self._slice(thread, self._thread(thread), operation.op, start, operation, args)
             return
         track = self._track("stream", operation.device, stream)
         self._slice(track, f"stream {stream:#x} on {operation.device}", operation.op, start, operation, args)
@@ -229,6 +231,8 @@ def describe(operation: Operation) -> dict[str, Any]:
         code = getattr(error, "errno", None)
         if isinstance(error, NobounceError) and isinstance(code, int):
             args["errno"] = errno_name(code)
+        if isinstance(error, RouteError):
+            args |= {"reason": error.refusals[0].code if error.refusals else "", "refused": _codes(error)}
     return args
 
 
@@ -236,6 +240,10 @@ def _ways(receipt: Receipt) -> dict[str, str]:
     backends = list(dict.fromkeys(s.backend for s in receipt.segments))
     most = max(receipt.reasons.items(), key=lambda item: item[1], default=("", 0))[0]
     return {"backend": "+".join(backends), "reason": most}
+
+
+def _codes(error: RouteError) -> list[str]:
+    return list(dict.fromkeys(r.code for r in error.refusals))
 
 
 def _us(seconds: float) -> float:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 import nobounce
 from made_up import made_up_job
 from nobounce.config import Settings
-from nobounce.errors import TransferCancelledError, TransferError
+from nobounce.errors import RouteError, TransferCancelledError, TransferError
 from nobounce.io import hooks
 from nobounce.observe.counters import Counters
 from nobounce.observe.histogram import latency_bucket, size_bucket
-from nobounce.observe.layout import MOST_FLOWS
+from nobounce.observe.layout import MOST_FLOWS, MOST_ROWS
 from nobounce.observe.snapshot import Stats, parse
 from nobounce.route.types import Refusal
 
@@ -108,6 +109,82 @@ def test_batches_count_each_request_in_its_bucket(counters: Counters) -> None:
     assert (relayed.operations, relayed.nbytes) == (1, 100)
     assert s.reasons == {"direct": (3, 8192 + (1 << 26)), "edge": (1, 100)}
     assert (s.counters["batch_requests_complete"], s.counters["batch_requests_failed"], s.errors) == (4, 4, 4)
+
+
+EDGES = st.lists(
+    st.tuples(st.sampled_from(["direct", "unaligned-edge", "cached", "no-p2p"]), st.integers(1, 1 << 36)),
+    max_size=4,
+)
+
+
+@given(st.lists(st.tuples(EDGES, st.sets(st.sampled_from(["offset-align", "no-p2p", "x"]))), max_size=30))
+def test_however_it_is_counted_the_sums_are_those_of_the_receipts(
+    transfers: list[tuple[list[tuple[str, int]], set[str]]],
+) -> None:
+    """Alike transfers share a row, odd ones count word by word: a reader sees no difference."""
+    counters, odd = Counters(Settings()), Counters(Settings())
+    for ways, refusals in transfers:
+        one = made_up_job(*ways, refusals=tuple(sorted(refusals)), stream=7)
+        counters.ended(one)
+        odd._ended_oddly(one)
+    s, t = seen(counters), seen(odd)
+    assert s.flows == t.flows
+    assert (s.counters, s.refusals, s.reasons) == (t.counters, t.refusals, t.reasons)
+    for code in ("direct", "unaligned-edge", "cached", "no-p2p"):
+        assert s.reasons.get(code, (0, 0))[1] == sum(n for ways, _ in transfers for c, n in ways if c == code)
+
+
+def test_more_kinds_of_transfers_than_rows_are_added_up(counters: Counters, job: Maker) -> None:
+    kinds = [
+        (f"code-{k}", 1 << bits, refusals)
+        for k in range(30)
+        for bits in range(20)
+        for refusals in ((), ("offset-align", "no-p2p"))
+    ]
+    assert len(kinds) > 2 * MOST_ROWS
+    for _ in range(2):
+        for code, nbytes, refusals in kinds:
+            counters.ended(job((code, nbytes), refusals=refusals))
+    s = seen(counters)
+    assert s.flow().operations == 2 * len(kinds)
+    assert s.fallback_bytes == 2 * sum(n for _, n, _ in kinds)
+    assert s.refusals == {"offset-align": len(kinds), "no-p2p": len(kinds)}
+    assert s.flow().unaligned == len(kinds)
+
+
+def test_a_refusal_for_more_reasons_than_a_row_holds_is_counted(counters: Counters, job: Maker) -> None:
+    counters.ended(job(("direct", 5), ("edge", 5), ("direct", 7), refusals=tuple(f"r{i}" for i in range(40))))
+    s = seen(counters)
+    assert (s.counters["fastpath_rejections"], s.fastpath_bytes, s.refusals["r0"]) == (1, 12, 1)
+
+
+def test_refusals_of_a_transfer_are_counted_with_it_or_with_its_end(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(1 << 16))
+    device = nobounce.Device("sim:0")
+    hooks.start()
+    with (
+        nobounce.open(tmp_path / "data") as f,
+        device.allocate(1 << 16) as buffer,
+        device.create_stream() as stream,
+    ):
+        before = nobounce.stats()
+        f.read(buffer, nbytes=100)
+        one = nobounce.stats() - before
+        gate = device._runtime.gate(stream.handle, lambda: None)
+        assert f.read_async(buffer, stream=stream, nbytes=100).cancel()
+        gate.open()
+        stream.sync()
+        two = nobounce.stats() - before
+        with pytest.raises(RouteError):
+            f.read(buffer, nbytes=100, require="fastpath")
+        with pytest.raises(RouteError):
+            f.read_async(buffer, stream=stream, nbytes=100, require="fastpath")
+        four = nobounce.stats() - before
+    assert one.refusals == {"size-align": 1}
+    assert (two.refusals, two.counters["cancelled"]) == ({"size-align": 2}, 1)
+    assert (four.refusals, four.counters["refused"]) == ({"size-align": 4}, 2)
+    assert four.counters["fastpath_rejections"] == 4
+    assert four.flow(backend="fallback").unaligned == 2
 
 
 def test_more_devices_than_there_is_room_for_go_into_one_and_are_said(counters: Counters, job: Maker) -> None:
@@ -199,3 +276,26 @@ def test_the_common_case_uses_the_documented_buckets(nbytes: int, seconds: float
     assert flow.nanoseconds_by_size[size_bucket(nbytes)] == nanoseconds
     assert flow.latencies[latency_bucket(nanoseconds)] == 1
     assert flow.async_operations == seen(counters).counters["async_submitted"] == (stream is not None)
+
+
+@pytest.mark.serial
+def test_counting_costs_less_than_3_us_whatever_the_kind(job: Maker) -> None:
+    kinds = {
+        "one": job(("direct", 8192), stream=5),
+        "refused": job(("no-p2p", 8192), refusals=("no-p2p", "virtual-function")),
+        "split": job(
+            ("unaligned-edge", 100),
+            ("direct", 8192),
+            ("unaligned-edge", 100),
+            refusals=("offset-align", "size-align", "memory-align"),
+        ),
+    }
+    hooks.start()
+    for kind, one in kinds.items():
+        best = 1.0
+        for _ in range(15):
+            begin = time.perf_counter()
+            for _ in range(2000):
+                hooks.ended(one)
+            best = min(best, (time.perf_counter() - begin) / 2000)
+        assert best < 3e-6, kind

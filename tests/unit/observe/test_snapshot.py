@@ -119,3 +119,19 @@ BLOCK = block()
 def test_control_characters_of_a_command_line_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["x\x1b[2J", "\n"])
     assert parse(Counters(Settings()).block()).command == "x\\x1b[2J \\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (Header.ROWS, layout.MOST_ROWS + 1),
+        (layout.ROWS_AT + layout.ROW_ENTRIES, layout.WORDS << 2),
+        (layout.ROWS_AT + layout.ROW_ENTRIES, Header.PID << 2),
+        (layout.ROWS_AT + layout.ROW_ENTRIES, layout.GLOBALS_AT << 2 | 3),
+    ],
+)
+def test_sums_that_point_out_of_the_counters_are_refused(job: Maker, word: int, value: int) -> None:
+    raw = block(job(("direct", 4096)))
+    assert parse(raw).fastpath_bytes == 4096
+    with pytest.raises(FormatError, match="row"):
+        parse(forged(raw, word, value))
