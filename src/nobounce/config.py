@@ -111,6 +111,14 @@ VARIABLES: tuple[Variable, ...] = (
         choices=("auto", "0", "1", "2", "4"),
     ),
     Variable(
+        "NOBOUNCE_RELAY",
+        "relay",
+        "text",
+        "auto",
+        "who reads for a GPU's bounce ring: io_uring's kernel workers or I/O threads; auto chooses by core count and size",
+        choices=("auto", "io_uring", "threads"),
+    ),
+    Variable(
         "NOBOUNCE_RETRY_ERRNOS",
         "retry_errnos",
         "text",
@@ -157,6 +165,7 @@ class Settings:
     io_threads: int = 0
     chunk_nbytes: int = 8 * MIB
     page_cache_dma: str = "auto"
+    relay: str = "auto"
     retry_errnos: str = "ENODEV,EREMOTEIO"
     trace: str = ""
     trace_events: int = 250_000

@@ -309,7 +309,7 @@ def _relay(items: list[Item], ring: Ring) -> list[Outcome]:
     stream = ring.copy_stream()
     try:
         if slot is None:
-            raise fallback.PartialError(OSError(errno.ENOMEM, "no bounce slot"), [])
+            raise fallback.PartialError(OSError(errno.ENOMEM, "no bounce slot"), [], 0)
         places, at = [], slot[0]
         for item in items:
             places.append(at)

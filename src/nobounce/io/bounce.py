@@ -36,7 +36,7 @@ class Ring:
         """
         with self._changed.mutex:
             while True:
-                if self._free:
+                if len(self._free) > (0 if wait else self.wanted):  # who need not wait leaves it to who must
                     return self._free.pop()
                 if self._made < self.most:
                     self._made += 1

@@ -12,9 +12,10 @@ from typing import Protocol
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.config import settings
-from nobounce.io import hooks
+from nobounce.io import hooks, uring, uring_relay
 from nobounce.io.bounce import Rings
 from nobounce.io.job import Job
+from nobounce.runtimes import faults
 from nobounce.runtimes.base import Runtime
 
 MAX_THREADS = 32
@@ -37,6 +38,21 @@ def relay_shares(request_dma: str, can_dma: bool, nbytes: int) -> tuple[int, int
     wanted = 2 if can_dma and few and nbytes >= DMA_MIN_NBYTES else 0
     dma = wanted if request_dma == "auto" else int(request_dma)
     return settings().io_threads if dma else default_width(), dma
+
+
+def kernel_relay(nbytes: int, scheduler: Scheduler) -> bool:
+    """Whether io_uring's workers read for the ring (uring_relay): one thread of ours then, however large the transfer.
+
+    Not on few cores, where threads lose less to each other than requests cost; NOBOUNCE_RELAY and NOBOUNCE_IO_THREADS
+    override. Never in virtual time or while faults are injected into pread, which the kernel would not meet.
+    """
+    chosen = settings().relay
+    if chosen == "threads" or scheduler is not THREADS or faults.ACTIVE or uring.unavailable():
+        return False
+    if chosen == "io_uring":
+        return True
+    many = len(os.sched_getaffinity(0)) > FEW_CORES
+    return many and not settings().io_threads and nbytes >= uring_relay.MIN_NBYTES
 
 
 def default_width() -> int:
@@ -75,7 +91,7 @@ class Engine:
         moment: then it only waits, and an interrupt stops the job without leaving a chunk unaccounted for.
         """
         job.begin()
-        if job.tickets <= 1:
+        if job.tickets <= 1 and not job.target.kernel_slots:
             job.work()
         elif self.scheduler.interruptible():
             self._wait_for(job)

@@ -22,6 +22,8 @@ from nobounce.runtimes import rawio
 from nobounce.runtimes.base import CopyCalls
 
 RWF_DONTCACHE = 0x80
+FRESH_STEP = 2 << 20
+"""Bytes of fresh memory that are made ready at once: a huge page, which is read into while it is in the CPU's cache."""
 
 _no_dontcache: set[int] = set()
 """st_dev of file systems that refused RWF_DONTCACHE."""
@@ -36,14 +38,15 @@ class Straight:
     def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         """Move the chunk; returns its piece and where the file ended, if it did. Raises PartialError."""
         t = self._target
-        moved, ended, error = _host_io(t, t.address + chunk.buffer_offset, chunk.file_offset, chunk.nbytes)
+        call = _into_fresh if t.fresh else _host_io
+        moved, ended, error = call(t, t.address + chunk.buffer_offset, chunk.file_offset, chunk.nbytes)
         pieces = (
             [Piece("fallback", chunk.file_offset, chunk.buffer_offset, moved, chunk.reason, False)]
             if moved
             else []
         )
         if error is not None:
-            raise PartialError(error, pieces) from error
+            raise PartialError(error, pieces, chunk.file_offset + moved) from error
         return pieces, chunk.file_offset + moved if ended else None
 
     def flush(self) -> list[Piece]:
@@ -79,7 +82,7 @@ class Relay:
             n = min(ring.slot_nbytes - lead, chunk.nbytes - done)
             moved, ended, error = self._fill(slot[0], at, n, lead, direct=chunk.direct)
             if moved:
-                began = t.runtime.scheduler.now() if hooks.watchers else 0.0
+                began = self._now()
                 try:
                     calls.copy(t.address + chunk.buffer_offset + done, slot[0] + lead, moved, stream)
                     calls.record(slot[1], stream)
@@ -92,7 +95,7 @@ class Relay:
                 ring.release(slot)
             done += moved
             if error is not None:
-                raise PartialError(error, pieces) from error
+                raise PartialError(error, pieces, chunk.file_offset + done) from error
         return pieces, chunk.file_offset + done if ended else None
 
     def _write(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
@@ -104,7 +107,7 @@ class Relay:
             slot = self._slot(pieces)
             try:
                 n = min(ring.slot_nbytes, chunk.nbytes - done)
-                began = t.runtime.scheduler.now() if hooks.watchers else 0.0
+                began = self._now()
                 calls.copy(slot[0], t.address + chunk.buffer_offset + done, n, stream)
                 calls.record(slot[1], stream)
                 calls.sync(slot[1])
@@ -119,7 +122,7 @@ class Relay:
                 pieces.append(Piece("fallback", *at, moved, chunk.reason, True))
             done += moved
             if error is not None:
-                raise PartialError(error, pieces) from error
+                raise PartialError(error, pieces, chunk.file_offset + done) from error
         return pieces, None
 
     def _fill(
@@ -155,6 +158,9 @@ class Relay:
             if not self._ring.wanted:
                 return slot
             self._ring.release(slot)
+
+    def _now(self) -> float:
+        return self._target.runtime.scheduler.now() if hooks.watchers else 0.0
 
     def _tell(self, nbytes: int, began: float) -> None:
         t = self._target
@@ -205,16 +211,31 @@ class Mover(Protocol):
 
 
 def mover(target: Target) -> Mover:
-    """A worker's own fallback for this target."""
+    """A worker's own fallback for this target, without io_uring."""
     return Straight(target) if target.ring is None else Relay(target, target.ring)
 
 
 class PartialError(Exception):
-    """An OSError met after `pieces` had moved."""
+    """An OSError met at `position` of the file, after `pieces` had moved."""
 
-    def __init__(self, error: OSError, pieces: list[Piece]) -> None:
+    def __init__(self, error: OSError, pieces: list[Piece], position: int) -> None:
         super().__init__(str(error))
-        self.error, self.pieces = error, pieces
+        self.error, self.pieces, self.position = error, pieces, position
+
+
+def _into_fresh(t: Target, address: int, file_offset: int, nbytes: int) -> tuple[int, bool, OSError | None]:
+    """`_host_io` into memory that is made ready a step ahead."""
+    direct = t.runtime.direct_io()
+    done, ended = 0, False
+    while done < nbytes and not ended:
+        ask = min(nbytes - done, FRESH_STEP - (address + done) % FRESH_STEP)
+        if direct is not None:
+            direct.prepare(t.device, address + done, ask)
+        moved, ended, error = _host_io(t, address + done, file_offset + done, ask)
+        done += moved
+        if error is not None:
+            return done, ended, error
+    return done, ended, None
 
 
 def _host_io(
@@ -223,7 +244,7 @@ def _host_io(
     """pread or pwrite until done: (bytes moved, end of file met, error). With `direct_fd` by O_DIRECT as far as that goes."""
     call = rawio.pread_into if t.op == "read" else rawio.pwrite_from
     fd = direct_fd if direct_fd >= 0 else t.buffered_fd
-    flags = _flags(t) if fd == t.buffered_fd else 0
+    flags = host_flags(t) if fd == t.buffered_fd else 0
     done = 0
     while done < nbytes:
         ask = min(nbytes - done, t.max_nbytes, MAX_RW_COUNT)
@@ -239,7 +260,7 @@ def _host_io(
             if fd == direct_fd and e.errno == errno.EINVAL:
                 fd, flags = (
                     t.buffered_fd,
-                    _flags(t),
+                    host_flags(t),
                 )  # a short transfer left an unaligned rest, or worse: O_DIRECT is done
                 continue
             return done, False, e
@@ -251,7 +272,8 @@ def _host_io(
     return done, False, None
 
 
-def _flags(t: Target) -> int:
+def host_flags(t: Target) -> int:
+    """RWF_* for buffered reads and writes of this target."""
     if t.drop_cache and (not _no_dontcache or os.fstat(t.buffered_fd).st_dev not in _no_dontcache):
         return RWF_DONTCACHE
     return 0

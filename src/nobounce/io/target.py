@@ -70,6 +70,10 @@ class Target:
     relay_align: int = 4096
     dma_workers: int = 0
     """How many workers may read page-cached ranges straight out of the page cache (pagecache_dma)."""
+    fresh: bool = False
+    """The buffer's memory was never touched: fallback makes it ready just ahead of each read, while it is in the CPU's cache."""
+    kernel_slots: int = 0
+    """Slots of the ring that one thread may hold while io_uring's workers read into them (uring_relay); 0: no io_uring."""
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
 

@@ -14,6 +14,7 @@ when a signal interrupts a call: nothing has to be remembered beside them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_SETUP, _ENTER = 425, 426
+_SETUP, _ENTER, _REGISTER = 425, 426, 427
+_IOWQ_MAX_WORKERS = 19
 _SETUP_CLAMP = 1 << 4
 _SETUP_SUBMIT_ALL = 1 << 7
 _SETUP_COOP_TASKRUN = 1 << 8
@@ -245,6 +247,12 @@ class Ring:
                 found = np.concatenate([found, self._cqes[: n - first]])
         self._cq_head.value = tail
         return found.view(self._end).reshape(n)
+
+    def limit_workers(self, most: int) -> None:
+        """At most so many kernel workers for each thread that submits here; before Linux 5.15 there is no limit to set."""
+        limits = (ctypes.c_uint32 * 2)(most, most)
+        with contextlib.suppress(OSError):
+            _syscall(_REGISTER, self._fd, _IOWQ_MAX_WORKERS, ctypes.addressof(limits), 2)
 
     def close(self) -> None:
         """Give the rings back; nothing may be in flight. In a forked child only its own mappings and descriptor go."""

@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from nobounce.errors import DeviceError
-from nobounce.io import fallback, fastpath, hooks
+from nobounce.io import fallback, fastpath, hooks, uring_relay
 from nobounce.io.evidence import Meter
 from nobounce.io.pagecache_dma import WINDOW, PageCacheDma
 from nobounce.io.receipt import Retry
@@ -111,21 +111,24 @@ class Worker:
         if self._dma is not None and chunk.reason.code in CACHED_CODES:
             mover = self._dma
         else:
-            mover = self._mover = self._mover or fallback.mover(job.target)
+            mover = self._mover = self._mover or uring_relay.mover(job.target)
         try:
             pieces, end = mover.move(chunk)
         except fallback.PartialError as e:
-            job._moved(e.pieces)
-            done = sum(p.nbytes for p in e.pieces if p.file_offset >= chunk.file_offset)
-            call = "pread" if job.target.op == "read" else "pwrite"
-            at = chunk.file_offset + done
-            error = job._error(e.error.errno or errno.EIO, at, chunk.nbytes - done, call, "fallback")
-            error.__cause__ = e.error
-            job._fail(at, error)
+            self._after_error(e, chunk.file_offset + chunk.nbytes)
             return
         job._moved(pieces)
         if end is not None:
             job._ended_at(end)
+
+    def _after_error(self, e: fallback.PartialError, end: int) -> None:
+        job = self._job
+        job._moved(e.pieces)
+        call = "pread" if job.target.op == "read" else "pwrite"
+        rest = max(0, end - e.position)
+        error = job._error(e.error.errno or errno.EIO, e.position, rest, call, "fallback")
+        error.__cause__ = e.error
+        job._fail(e.position, error)
 
     def close(self) -> None:
         """Wait for copies under way and hand the counters in."""
@@ -134,6 +137,8 @@ class Worker:
         for mover in movers:
             try:
                 job._moved(mover.flush())
+            except fallback.PartialError as e:
+                self._after_error(e, job._file_offset + job._requested)
             except DeviceError as e:
                 error = job._error(errno.EIO, job._file_offset, job._requested, e.call, "fallback", str(e))
                 error.__cause__ = e

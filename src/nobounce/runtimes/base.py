@@ -149,11 +149,12 @@ class DirectIO(ABC):
 
 
 class CopyCalls(NamedTuple):
-    """`copy(dst, src, nbytes, stream)`, `record(event, stream)` and `sync(event)` of a runtime, without detours."""
+    """`copy(dst, src, nbytes, stream)`, `record(event, stream)`, `sync(event)` and `query(event)`, without detours."""
 
     copy: Callable[[int, int, int, int], None]
     record: Callable[[int, int], None]
     sync: Callable[[int], None]
+    query: Callable[[int], bool]
 
 
 class Runtime(ABC):
@@ -259,8 +260,8 @@ class Runtime(ABC):
         """Set nbytes bytes to a repeated value of `width` 1, 2 or 4 bytes (HIP rule 60)."""
 
     def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
-        """The three calls of a relay, for one thread and many chunks: what can be done once is done on entering."""
-        return nullcontext(CopyCalls(self.copy_async, self.event_record, self.event_sync))
+        """The calls of a relay, for one thread and many chunks: what can be done once is done on entering."""
+        return nullcontext(CopyCalls(self.copy_async, self.event_record, self.event_sync, self.event_query))
 
     # streams
 

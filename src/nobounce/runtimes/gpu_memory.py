@@ -157,9 +157,8 @@ class GpuMemory(GpuCore):
         def copy_on(dst: int, src: int, nbytes: int, stream: int) -> None:
             copy(dst, src, nbytes, direction, stream)
 
-        return _Current(
-            self._on(device), CopyCalls(copy_on, self._adapter.event_record, self._adapter.event_sync)
-        )
+        a = self._adapter
+        return _Current(self._on(device), CopyCalls(copy_on, a.event_record, a.event_sync, a.event_query))
 
     def _direction(self, call: str, kind: int) -> Any:
         direction = self._kinds.get(int(kind))
