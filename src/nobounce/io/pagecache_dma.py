@@ -11,7 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
+from typing import NamedTuple
 
+from nobounce.clock import THREADS
 from nobounce.errors import DeviceError
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Relay
@@ -20,8 +23,11 @@ from nobounce.io.target import Chunk, Piece, Target
 from nobounce.runtimes import libc
 from nobounce.runtimes.base import Runtime
 
-WINDOW = 64 << 20
+WINDOW = 128 << 20
 """Bytes one worker maps and registers at a time."""
+
+IDLE_SECONDS = 0.5
+"""How long after the last pinning pages are given back."""
 
 BUDGET = min(16 << 30, os.sysconf("SC_PHYS_PAGES") * libc.PAGE // 4)
 """Bytes of page cache that may be pinned at once."""
@@ -61,8 +67,7 @@ class PageCacheDma:
         """Begin the copy of a window; its piece comes out of `flush`. Raises as Relay does."""
         t = self._target
         first = chunk.file_offset // libc.PAGE * libc.PAGE
-        size = os.fstat(t.buffered_fd).st_size
-        nbytes = min(chunk.nbytes, max(0, size - chunk.file_offset))
+        nbytes = min(chunk.nbytes, max(0, self._size() - chunk.file_offset))
         address = (
             self._window(first, libc.round_up(chunk.file_offset + nbytes, libc.PAGE) - first) if nbytes else 0
         )
@@ -77,11 +82,17 @@ class PageCacheDma:
         )
         return [], chunk.file_offset + nbytes if nbytes < chunk.nbytes else None
 
+    def _size(self) -> int:
+        return os.fstat(self._target.buffered_fd).st_size
+
     def _window(self, file_offset: int, nbytes: int) -> int:
         """The address of pinned pages, or 0."""
         runtime = self._target.runtime
-        if runtime.name in _refused or not _reserve(nbytes):
+        if runtime.name in _refused:
             return 0
+        while not _reserve(nbytes):
+            if not _keeper.make_room():
+                return 0
         try:
             address = libc.map_file(self._target.buffered_fd, file_offset, nbytes)
         except OSError:
@@ -89,7 +100,6 @@ class PageCacheDma:
             return 0
         quiet = quiet_of(runtime)
         try:
-            libc.populate_for_reading(address, nbytes)
             if quiet is None or not quiet.try_call():
                 raise OSError(errno.EBUSY, "a stream is held at a gate")
             try:
@@ -99,10 +109,11 @@ class PageCacheDma:
         except (OSError, DeviceError) as e:
             libc.unmap(address, nbytes)
             _release(nbytes)
-            if isinstance(e, DeviceError):
-                _refused.add(runtime.name)
+            if isinstance(e, DeviceError) and file_offset + nbytes <= self._size() + libc.PAGE:
+                _refused.add(runtime.name)  # not because the file has become shorter
             return 0
         self._held.append((address, nbytes))
+        _keeper.busy()
         return address
 
     def flush(self) -> list[Piece]:
@@ -125,7 +136,7 @@ class PageCacheDma:
 
 
 class GiveBack:
-    """Unregisters and unmaps windows; a unit of work for the engine's pool."""
+    """Windows whose copies are done, on their way to the keeper; a unit of work for the engine's pool."""
 
     tickets = 1
 
@@ -133,21 +144,99 @@ class GiveBack:
         self._runtime, self._held = runtime, held
 
     def work(self) -> None:
-        while self._held:
-            address, nbytes = self._held.pop()
-            try:
-                self._unregister(address)
-            except DeviceError:
-                continue  # still pinned: unmapping it would leave the device reading nothing of ours, so it stays mapped
-            libc.unmap(address, nbytes)
-            _release(nbytes)
-
-    def _unregister(self, address: int) -> None:
-        quiet = quiet_of(self._runtime)
-        if quiet is None:
+        held, self._held = self._held, []
+        if self._runtime.scheduler is THREADS:
+            _keeper.keep([Window(self._runtime, *h) for h in held])
             return
-        quiet.wait_to_call()
-        try:
-            self._runtime.unregister_host(address)
-        finally:
-            quiet.called()
+        for h in held:
+            Window(self._runtime, *h).give_back()
+
+
+class Window(NamedTuple):
+    """Pinned pages of a file."""
+
+    runtime: Runtime
+    address: int
+    nbytes: int
+
+    def give_back(self, *, wait: bool = True) -> bool:
+        """Unregister and unmap; whether that was done. Without `wait` not while a stream is held at a gate."""
+        quiet = quiet_of(self.runtime)
+        if quiet is not None:
+            if wait:
+                quiet.wait_to_call()
+            elif not quiet.try_call():
+                return False
+            try:
+                self.runtime.unregister_host(self.address)
+            except DeviceError:
+                return True  # still pinned: unmapped, it would leave the device reading what is not ours, so it stays mapped
+            finally:
+                quiet.called()
+        libc.unmap(self.address, self.nbytes)
+        _release(self.nbytes)
+        return True
+
+
+class Keeper:
+    """Holds pinned windows until nothing has been pinned for `IDLE_SECONDS`, and gives them back on a thread of its own.
+
+    Unregistering stalls registering, so doing it while the next file is being read would cost that a third of its speed.
+    Whoever finds the budget spent takes the oldest ones back at once.
+    """
+
+    def __init__(self) -> None:
+        self._changed = THREADS.condition()
+        self._held: deque[Window] = deque()
+        self._busy_at = 0.0
+        self._serving = False
+
+    def keep(self, windows: list[Window]) -> None:
+        with self._changed.mutex:
+            self._held += windows
+            self._busy_at = THREADS.now()
+            if self._serving or not self._held:
+                return
+            self._serving = True
+        THREADS.spawn(self._serve, name="nobounce-unpin")
+
+    def busy(self) -> None:
+        """Pages are being pinned now."""
+        self._busy_at = THREADS.now()
+
+    def make_room(self) -> bool:
+        """Give the oldest window back now; False where there is none, or may not be now."""
+        with self._changed.mutex:
+            if not self._held:
+                return False
+            oldest = self._held.popleft()
+        if oldest.give_back(wait=False):
+            return True
+        with self._changed.mutex:
+            self._held.appendleft(oldest)
+        return False
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed.mutex:
+                left = self._busy_at + IDLE_SECONDS - THREADS.now()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+                if not self._held:
+                    self._serving = False
+                    return
+                oldest = self._held.popleft()
+            oldest.give_back()
+
+
+_keeper = Keeper()
+
+
+def _forget() -> None:
+    """In a forked child the pages are the parent's to give back."""
+    global _lock, _pinned, _keeper
+    _lock, _pinned, _keeper = threading.Lock(), 0, Keeper()
+
+
+os.register_at_fork(after_in_child=_forget)

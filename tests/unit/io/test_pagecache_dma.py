@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _dma() -> None:
+def _dma(monkeypatch: pytest.MonkeyPatch) -> None:
     config.override(config.Settings(page_cache_dma="1"))
+    monkeypatch.setattr(pagecache_dma, "IDLE_SECONDS", 0.05)
 
 
 def read(path: Path, **more: object) -> tuple[nobounce.Receipt, bytes]:
@@ -38,8 +40,6 @@ def read(path: Path, **more: object) -> tuple[nobounce.Receipt, bytes]:
 
 def settled() -> int:
     """Bytes still pinned once the pool has given back what it holds."""
-    import time
-
     for _ in range(500):
         if pagecache_dma._pinned == 0:
             break
@@ -89,6 +89,54 @@ def test_what_is_pinned_at_once_is_bounded(path: Path, monkeypatch: pytest.Monke
     assert data == path.read_bytes()
     assert receipt.host_traffic_bytes >= 2 * 60 * MIB
     assert settled() == 0
+
+
+def test_pages_stay_pinned_while_more_are_being_pinned_and_make_room_when_the_budget_is_spent(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pagecache_dma, "IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(pagecache_dma, "BUDGET", 200 * MIB)
+    monkeypatch.setattr(pagecache_dma, "_keeper", keeper := pagecache_dma.Keeper())
+    runtime = nobounce.Device("sim:0")._runtime
+    plain, freed = runtime.unregister_host, 0
+
+    def counted(address: int) -> None:
+        nonlocal freed
+        freed += 1
+        plain(address)
+
+    monkeypatch.setattr(runtime, "unregister_host", counted)
+    for n in range(4):
+        receipt, data = read(path, cache="use")
+        assert data == path.read_bytes()
+        assert receipt.host_traffic_bytes < 2 * receipt.nbytes
+        deadline = 500
+        while not keeper._held and deadline:  # the pool hands the windows over after the read has returned
+            deadline -= 1
+            time.sleep(0.01)
+        assert keeper._held
+        assert (freed > 0) == (n > 0), "the first read's pages stay until the second needs the room"
+        assert pagecache_dma._pinned <= 200 * MIB
+    keeper._busy_at = 0.0
+    with keeper._changed.mutex:
+        keeper._changed.notify_all()
+    assert settled() == 0
+
+
+def test_a_registration_that_fails_because_the_file_shrank_is_no_refusal_of_the_runtime(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = nobounce.Device("sim:0")._runtime
+    monkeypatch.setattr(pagecache_dma, "_refused", set())
+
+    def shrunk(*_: object, **__: object) -> None:
+        os.truncate(path, 10 * MIB)
+        raise DeviceError("register_host", RuntimeStatus.InvalidValue)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "register_host", shrunk)
+        assert read(path, cache="use")[0].nbytes == 10 * MIB
+    assert not pagecache_dma._refused
 
 
 def test_C68_a_file_that_shrinks_is_short_and_kills_nobody(path: Path) -> None:
