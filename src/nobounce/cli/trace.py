@@ -52,7 +52,7 @@ def command(
         if told["dropped"]:
             said += f"; {told['dropped']} events over the limit were dropped"
         if told["cut"]:
-            said += f"; {told['cut']} process(es) were killed while writing"
+            said += f"; {told['cut']} process(es) were killed or left through os._exit: what they did until then is there"
         if as_json:
             import json
             import sys

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from nobounce.buffer import as_buffer
-from nobounce.errors import ArgumentError, ClosedError, NobounceError, UnavailableError
-from nobounce.io import uring
+from nobounce.errors import ArgumentError, ClosedError, NobounceError, RouteError, UnavailableError
+from nobounce.io import hooks, uring
 from nobounce.io.batch_driver import Driver
 from nobounce.io.batch_group import Group
 from nobounce.io.batch_table import BatchEvent, BatchResult, positions
@@ -184,6 +184,8 @@ class Batch:
                 raise error
         if group.answer.hopeless and len(bad) == count and bool((kinds == REFUSED).any()):
             error = group.error_at(int(np.flatnonzero(kinds == REFUSED)[0]))
+            if isinstance(error, RouteError):
+                hooks.unrouted(group.op, group.target.device_name, int(group.nbytes.sum()), None, error)
             if error is not None:
                 raise error
 

@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS
+from nobounce.io import hooks
 from nobounce.io.batch_group import Group
 from nobounce.io.batch_lanes import Lanes
 from nobounce.io.batch_moved import Moved
@@ -102,6 +103,10 @@ class Driver:
             t.errno[slots[answer.kinds == many.REFUSED]] = errno.EOPNOTSUPP
             self.results.judges.update(dict.fromkeys(slots[bad].tolist(), group))
             self.results.add(slots[bad], INVALID)
+            if hooks.observers:
+                for refusals, n in group.refusals():
+                    hooks.batch_refused(group, refusals, n)
+            self._moved.ended(group, slots[bad], INVALID, self._scheduler.now())
         if empty.any():
             self.results.add(slots[empty], COMPLETE)
         good = slots[~(bad | empty)]
@@ -112,6 +117,8 @@ class Driver:
             )
         if not moving:
             group.release()
+            if hooks.watchers:
+                hooks.batch_done(group, self._scheduler.now())
             return
         t.status[good] = ADDED
         group.left = moving
@@ -130,6 +137,8 @@ class Driver:
         for (_, slots, timeout), group in zip(added, groups, strict=True):
             count += len(slots)
             group.submitted_at = now
+            if hooks.watchers:
+                hooks.batch_submitted(group, now)
             self.under_way += len(slots)
             self.table.status[slots] = QUEUED
             if timeout != math.inf:
@@ -289,6 +298,8 @@ class Driver:
             group.finish()
         finally:
             self.tally.group_done(group)
+            if hooks.watchers:
+                hooks.batch_done(group, self._scheduler.now())
 
     # given up
 

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import Scheduler
-from nobounce.errors import NobounceError, TransferError
+from nobounce.errors import NobounceError, RouteError, TransferError
 from nobounce.facts.pagecache import counted, residency
 from nobounce.io.engine import Engine
 from nobounce.io.evidence import MIN_NBYTES
@@ -16,7 +16,7 @@ from nobounce.io.prepare import make_request, make_target, memory_of, ring_for
 from nobounce.io.target import Chunk, cut
 from nobounce.route import many
 from nobounce.route.judge import DIRECT, judge
-from nobounce.route.types import Cache, CachedRange, Op, Request, Require
+from nobounce.route.types import Cache, CachedRange, Op, Refusal, Request, Require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,6 +108,24 @@ class Group:
         """What the judge raises for request `index` of the call."""
         place = (int(self.file_offset[index]), int(self.nbytes[index]), int(self.buffer_offset[index]))
         return self.error_of(*place)
+
+    def refusals(self) -> list[tuple[tuple[Refusal, ...], int]]:
+        """Why requests of the call have no backend, and how many alike: at most one entry per set of missed conditions."""
+        import numpy as np
+
+        refused = np.flatnonzero(self.answer.kinds == many.REFUSED)
+        if not len(refused):
+            return []
+        alike = many.misses(
+            self.request, *(p[refused] for p in (self.file_offset, self.nbytes, self.buffer_offset))
+        )
+        found = []
+        for value in [0] if self.answer.hopeless else np.unique(alike).tolist():
+            mine = refused if self.answer.hopeless else refused[alike == value]
+            error = self.error_at(int(mine[0]))
+            if isinstance(error, RouteError):
+                found.append((error.refusals, len(mine)))
+        return found
 
     def error_of(self, file_offset: int, nbytes: int, buffer_offset: int) -> NobounceError | None:
         """What the judge raises for a request at this place."""

@@ -91,6 +91,9 @@ class Observer:
     def batch_ended(self, group: Group, ends: BatchEnds, status: str, seconds: float) -> None:
         """Requests of a batch ended alike, `seconds` after their group was submitted."""
 
+    def batch_refused(self, group: Group, refusals: tuple[Refusal, ...], count: int) -> None:
+        """`count` requests of a batch were refused alike; they end as "invalid"."""
+
 
 class Watcher(Observer):
     """One who also wants every transfer's entry, start and exit, and the chunks and copies it is made of."""
@@ -103,6 +106,12 @@ class Watcher(Observer):
 
     def exited(self, operation: Operation) -> None:
         """It ended: receipt, error or neither (cancelled) are in the operation."""
+
+    def batch_submitted(self, group: Group, now: float) -> None:
+        """A batch has begun with the requests of one call."""
+
+    def batch_done(self, group: Group, now: float) -> None:
+        """Nothing works on any of its requests any more; it need not have been submitted."""
 
     def moved(self, job: Job, chunk: Chunk, began: float, ended: float) -> None:
         """An I/O thread has worked on a chunk."""
@@ -228,6 +237,30 @@ def batch_ended(group: Group, ends: BatchEnds, status: str, seconds: float) -> N
             observer.batch_ended(group, ends, status, seconds)
         except Exception:
             _failed(observer)
+
+
+def batch_refused(group: Group, refusals: tuple[Refusal, ...], count: int) -> None:
+    for observer in observers:
+        try:
+            observer.batch_refused(group, refusals, count)
+        except Exception:
+            _failed(observer)
+
+
+def batch_submitted(group: Group, now: float) -> None:
+    for watcher in watchers:
+        try:
+            watcher.batch_submitted(group, now)
+        except Exception:
+            _failed(watcher)
+
+
+def batch_done(group: Group, now: float) -> None:
+    for watcher in watchers:
+        try:
+            watcher.batch_done(group, now)
+        except Exception:
+            _failed(watcher)
 
 
 def refusals_of(route: Route) -> tuple[Refusal, ...]:

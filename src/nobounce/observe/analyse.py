@@ -36,30 +36,35 @@ def analyse(trace: Trace, limits: Mapping[str, float]) -> dict[str, Any]:
     often = Counter(names.values())
     names = {key: name if often[name] == 1 else f"{name} {key[1]}" for key, name in names.items()}
     batches = [e for e in trace.events if e.get("cat") == "batch" and isinstance(e.get("args"), dict)]
-    begin = min((float(e["ts"]) for e in [*transfers, *chunks]), default=0.0)
-    end = max((float(e["ts"]) + float(e["dur"]) for e in [*transfers, *chunks]), default=begin)
+    groups = [e for e in batches if _whole(e)]
+    moves = [*transfers, *groups]
+    begin = min((float(e["ts"]) for e in [*moves, *chunks]), default=0.0)
+    end = max((float(e["ts"]) + float(e["dur"]) for e in [*moves, *chunks]), default=begin)
     seconds = (end - begin) / 1e6
+    moved = [e for e in transfers if _receipt(e)]  # not those that were refused or cancelled
     sums = _sums(transfers, batches)
-    shown = heapq.nlargest(MOST_SLICES, [*transfers, *chunks], key=lambda e: float(e["dur"]))
+    shown = heapq.nlargest(MOST_SLICES, [*moves, *chunks], key=lambda e: float(e["dur"]))
     shown.sort(key=lambda e: float(e["ts"]))
-    slow = heapq.nlargest(MOST_SLOW, transfers, key=lambda e: float(e["dur"]))
+    slow = heapq.nlargest(MOST_SLOW, moves, key=lambda e: float(e["dur"]))
     processes = list(dict.fromkeys(e.get("pid") for e in trace.events))
     many = len(processes) > 1
     return {
         "seconds": seconds,
         "processes": processes,
         "totals": sums,
-        "throughput": _throughput(transfers, begin, max(end - begin, 1.0)),
-        "sizes": _sizes(transfers),
-        "latencies": _latencies(transfers),
+        "throughput": _throughput(moves, begin, max(end - begin, 1.0)),
+        "sizes": _sizes(moved),
+        "latencies": _latencies(moved),
         "slices": [_slice(e, begin, names, many) for e in shown],
         "slowest": [_slice(e, begin, names, many) for e in slow],
         "limits": dict(limits),
-        "roofs": [r.to_dict() for r in roofs(_rates(transfers), limits)],
+        "roofs": [r.to_dict() for r in roofs(_rates(moves), limits)],
         "left_out": {
             "events_dropped": trace.dropped,
             "files_cut": trace.cut,
-            "slices_not_shown": len(transfers) + len(chunks) - len(shown),
+            "slices_not_shown": len(moves) + len(chunks) - len(shown),
+            "limits_reached": sum(e.get("cat") == "limit" for e in trace.events),
+            "batches_without_slice": len(batches) - len(groups),
         },
         "counters": _counted(trace),
     }
@@ -87,12 +92,16 @@ def _sums(transfers: list[dict[str, Any]], batches: list[dict[str, Any]]) -> dic
     out: dict[str, Any] = {"transfers": len(transfers), "errors": 0, "retries": 0, "host_traffic_bytes": 0}
     out |= {"fastpath_bytes": 0, "fallback_bytes": 0, "cached_bytes": 0, "by_reason": [], "batch_requests": 0}
     reasons: dict[tuple[str, str], int] = {}
-    for e in transfers:
-        r = _receipt(e)
+    refused: Counter[str] = Counter()
+    for e in [*transfers, *batches]:
+        r, args = _receipt(e), e["args"]
         for name in ("fastpath_bytes", "fallback_bytes", "cached_bytes", "host_traffic_bytes"):
             out[name] += int(r.get(name, 0))
-        out["errors"] += "error" in e["args"]
+        out["errors"] += "error" in args
         out["retries"] += len(r.get("retries", ()))
+        out["batch_requests"] += int(args.get("requests", 0))
+        codes = args.get("refused", ())
+        refused.update(codes if isinstance(codes, dict) else [str(c) for c in codes])
         for code, nbytes in r.get("reasons", {}).items():
             backend = "fastpath" if code == "direct" else "fallback"
             if not r.get("fallback_bytes"):
@@ -100,17 +109,10 @@ def _sums(transfers: list[dict[str, Any]], batches: list[dict[str, Any]]) -> dic
             elif not r.get("fastpath_bytes"):
                 backend = "fallback"
             reasons[backend, str(code)] = reasons.get((backend, str(code)), 0) + int(nbytes)
-    for e in batches:
-        ways = e["args"].get("backends", {})
-        out["batch_requests"] += int(e["args"].get("requests", 0))
-        for name in ("cached_bytes", "host_traffic_bytes"):
-            out[name] += int(e["args"].get(name, 0))
-        for backend in ("fastpath", "fallback"):
-            nbytes = int(ways.get(backend, 0))
-            out[f"{backend}_bytes"] += nbytes
-            if nbytes:
-                reasons[backend, "batch"] = reasons.get((backend, "batch"), 0) + nbytes
+        statuses = args.get("statuses", {})
+        out["errors"] += sum(int(statuses.get(s, 0)) for s in ("failed", "timeout"))
     out["by_reason"] = [{"backend": b, "reason": c, "nbytes": n} for (b, c), n in sorted(reasons.items())]
+    out["refused"] = {code: int(n) for code, n in sorted(refused.items())}
     return out
 
 
@@ -179,7 +181,7 @@ def _rates(transfers: list[dict[str, Any]]) -> dict[str, float]:
 def _slice(e: dict[str, Any], begin: float, names: Mapping[Any, str], many: bool) -> dict[str, Any]:
     args = e["args"]
     track = names.get((e.get("pid"), e.get("tid"))) or f"thread {e.get('tid')}"
-    ways = _bytes(e) if e["cat"] == "transfer" else {}
+    ways = _bytes(e) if e["cat"] in ("transfer", "batch") else {}
     way = (
         "error"
         if "error" in args

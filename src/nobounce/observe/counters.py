@@ -19,6 +19,7 @@ from nobounce.config import PUBLISHED, Settings
 from nobounce.errors import TransferCancelledError
 from nobounce.io.hooks import Observer
 from nobounce.observe import layout
+from nobounce.observe.batches import fallback_code
 from nobounce.observe.histogram import latency_bucket, size_bucket
 from nobounce.observe.layout import (
     BACKENDS,
@@ -293,22 +294,23 @@ class Counters(Places, Observer):
                         w[at + TIME + bucket] += nanoseconds * n
                 w[at + LATENCY + latency_bucket(nanoseconds)] += len(part)
 
+    def batch_refused(self, group: Group, refusals: tuple[Refusal, ...], count: int) -> None:
+        with self._change() as w:
+            w[AT["refused"]] += count
+            for at in self._refusal(group.target.device_name, group.op, [r.code for r in refusals])[
+                : len(refusals) + 1
+            ]:
+                w[at] += count
+
     def _batch_reasons(
         self, w: memoryview, group: Group, device: str, moved: Any, reasons: Any, split: Any
     ) -> None:
         """Bytes of fallback by reason, refusals, and what else the reason says of them."""
-        known = group.answer.reason_list
         at = self._flow(device, "fallback", group.op)
         for index, edge in sorted(set(zip(reasons.tolist(), split.tolist(), strict=True))):
             mine = moved[(reasons == index) & (split == edge)]
             nbytes = int(mine.sum())
-            code = (
-                known[index].code
-                if 0 <= index < len(known)
-                else "unaligned-edge"
-                if edge
-                else "direct-failed"
-            )
+            code = fallback_code(group, index, edge)
             c = self._code(REASON, code)
             w[c + CODE_COUNT] += len(mine)
             w[c + CODE_NBYTES] += nbytes

@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from nobounce.errors import printable
+from nobounce.observe.batches import LANES
 
 GIB = 1 << 30
 
@@ -53,6 +54,7 @@ def _summary(data: Mapping[str, Any]) -> str:
             + (f" and {t['batch_requests']:,} batch requests" if t["batch_requests"] else ""),
         ),
         ("errors", "Errors, retries", f"{t['errors']:,}, {t['retries']:,}"),
+        *([("refused", "Refused requests, by reason", _refused(t["refused"]))] if t["refused"] else []),
         ("seconds", "Time", f"{data['seconds']:.3f} s, {len(data['processes'])} process(es)"),
     ]
     cells = "".join(
@@ -69,6 +71,10 @@ def _summary(data: Mapping[str, Any]) -> str:
     return found + (f'<ul class="notes" id="notes">{notes}</ul>' if notes else "")
 
 
+def _refused(codes: Mapping[str, int]) -> str:
+    return ", ".join(f"{printable(code)} {n:,}" for code, n in codes.items())
+
+
 def _notes(data: Mapping[str, Any]) -> list[str]:
     left = data["left_out"]
     notes = []
@@ -77,10 +83,18 @@ def _notes(data: Mapping[str, Any]) -> list[str]:
             f"The trace dropped {left['events_dropped']:,} events over its limit: sums here are of the rest."
         )
     if left["files_cut"]:
-        notes.append(f"{left['files_cut']} trace file(s) end in the middle: the process was killed.")
+        notes.append(
+            f"{left['files_cut']} trace file(s) have no end: the process was killed, or left through os._exit."
+            + (" The limit of events was reached before: more is missing." if left["limits_reached"] else "")
+        )
     if left["slices_not_shown"]:
         notes.append(
             f"The timeline shows the longest slices; {left['slices_not_shown']:,} shorter ones are only in the sums."
+        )
+    if left["batches_without_slice"]:
+        notes.append(
+            f"{left['batches_without_slice']:,} groups of batches have no slice of their own, as more than {LANES} ran at once "
+            "or none of their requests did: they are only in the sums."
         )
     counted = data["counters"]
     if counted is not None and not left["events_dropped"]:

@@ -4,8 +4,9 @@ Tracks are threads of the process (submitting threads and I/O threads, by the ke
 `MADE_UP` on, for streams, copy streams and batches. Slices on one track nest or follow each other: a stream carries one transfer
 at a time, a thread one chunk at a time. A flow goes from an asynchronous transfer's submission to its slice in the stream.
 
-Events go to the file in small groups, one a line, so memory does not grow and a killed process leaves all but the last few. What
-is over the limit is counted and dropped; the end of the file says how many, and what the counters said.
+Every event goes to the file when it happens, one a line, so memory does not grow, and a process that is killed or leaves through
+os._exit leaves all that ended before. What is over the limit is counted and dropped; the end of the file says how many, and what
+the counters said.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ from typing import TYPE_CHECKING, Any
 from nobounce.errors import NobounceError, RouteError, errno_name, printable
 from nobounce.io import hooks
 from nobounce.io.hooks import Operation
+from nobounce.observe.batches import GroupSums, Lanes
 
 if TYPE_CHECKING:
     from nobounce.io.batch_group import Group
     from nobounce.io.job import Job
     from nobounce.io.receipt import Receipt
     from nobounce.io.target import Chunk
-    from nobounce.route.types import Op
+    from nobounce.route.types import Op, Refusal
 
 MADE_UP = 1 << 23
 """Above every thread number that the kernel gives out (at most 2^22)."""
-GROUP, INTERVAL = 256, 0.5
-"""Events, and seconds, that may wait in memory before they are written."""
 SCHEMA = "nobounce.trace/1"
 
 
@@ -50,10 +50,11 @@ class Tracer(hooks.Watcher):
         self.path = path_for(name, self._pid)
         self._limit = limit
         self._lock = threading.Lock()
-        self._pending: list[str] = []
-        self._written_at = 0.0
+        self._limit_said = False
         self._tracks: dict[tuple[Any, ...], int] = {}
         self._named: set[int] = set()
+        self._groups: dict[Group, GroupSums] = {}
+        self._lanes = Lanes()
         self.events = self.dropped = self._flows = 0
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._write(f'{{"displayTimeUnit":"ms","traceEvents":[\n{self._meta("process_name", 0, _command())}')
@@ -68,6 +69,12 @@ class Tracer(hooks.Watcher):
             return False
         with self._lock:
             self.dropped += events
+            if not self._limit_said and self._fd >= 0:
+                # The end of the file says how many; a process that never gets there has said so much.
+                self._limit_said = True
+                full = {"ph": "i", "s": "p", "name": "trace limit reached", "cat": "limit", "pid": self._pid}
+                full |= {"tid": 0, "ts": _us(time.monotonic()), "args": {"limit": self._limit}}
+                self._write(f",\n{json.dumps(full, separators=(',', ':'))}")
         return True
 
     def exited(self, operation: Operation) -> None:
@@ -85,10 +92,7 @@ class Tracer(hooks.Watcher):
             return
         track = self._track("stream", operation.device, stream)
         self._slice(track, f"stream {stream:#x} on {operation.device}", operation.op, start, operation, args)
-        with self._lock:
-            self._flows += 1
-            flow = self._flows
-        base = {"cat": "flow", "name": "order", "id": f"{self._pid}.{flow}", "pid": self._pid}
+        base = self._flow()
         queued, at = _us(operation.queued_at), _us(start)
         submit = {"ph": "X", "name": f"submit {operation.op}", "cat": "submit", "pid": self._pid}
         submit |= {"tid": operation.thread, "ts": queued, "dur": 1.0, "args": {"nbytes": operation.nbytes}}
@@ -121,26 +125,66 @@ class Tracer(hooks.Watcher):
         event |= {"dur": round(end - begin, 3), "args": {"nbytes": nbytes, "direction": direction}}
         self._emit(event, name=(track, f"copy stream {stream:#x} on {device}"))
 
+    # batches: a slice per group, from its submission to the end of its last request
+
+    def _sums(self, group: Group, now: float) -> GroupSums:
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = GroupSums(now, threading.get_native_id())
+        return found
+
+    def batch_submitted(self, group: Group, now: float) -> None:
+        sums = self._sums(group, now)
+        sums.begun, sums.thread, sums.lane = now, threading.get_native_id(), self._lanes.take()
+
     def batch_ended(self, group: Group, ends: hooks.BatchEnds, status: str, seconds: float) -> None:
-        if self._full(1):
+        self._sums(group, group.submitted_at).ended(group, ends, status)
+
+    def batch_refused(self, group: Group, refusals: tuple[Refusal, ...], count: int) -> None:
+        self._sums(group, group.submitted_at).turned_away(refusals, count)
+
+    def batch_done(self, group: Group, now: float) -> None:
+        sums = self._groups.pop(group, None)
+        if sums is None:
             return
-        now = group.scheduler.now()
-        args: dict[str, Any] = {"requests": len(ends.done), "status": status, "nbytes": 0, "backends": {}}
-        if status == "complete":
-            done, direct = int(ends.done.sum()), int(ends.direct.sum())
-            listed = enumerate(group.answer.reason_list)
-            by_choice = [i for i, r in listed if r.code in ("cached", "cache-use")]
-            cached = sum(int(ends.done[ends.reasons == i].sum()) for i in by_choice)
-            args |= {"nbytes": done, "backends": {"fastpath": direct, "fallback": done - direct}}
-            relayed = 0 if group.target.ring is None else done - direct
-            args |= {"cached_bytes": cached, "host_traffic_bytes": 2 * relayed}
-        args |= {"filename": printable(group.target.filename), "device": group.target.device_name}
-        track = self._track("batch")
-        event = {"ph": "i", "s": "t", "name": f"batch {group.op}", "cat": "batch", "pid": self._pid}
-        event |= {"tid": track, "ts": _us(now), "args": {**args, "seconds": seconds}}
-        self._emit(event, name=(track, "batches"))
+        self._lanes.give(sums.lane)
+        if self._full(1 if sums.lane < 0 else 5):
+            return
+        args = sums.args(group)
+        whole = {"name": f"batch {group.op}", "cat": "batch", "pid": self._pid, "args": args}
+        if sums.lane < 0:  # never submitted, or more at once than there are tracks for: its sums alone
+            track = self._track("batches")
+            self._emit({**whole, "ph": "i", "s": "t", "tid": track, "ts": _us(now)}, name=(track, "batches"))
+            return
+        track = self._track("batch", sums.lane)
+        begin, end, thread = _us(sums.begun), _us(now), threading.get_native_id()
+        whole |= {"ph": "X", "tid": track, "ts": begin, "dur": _dur(sums.begun, now)}
+        self._emit(whole, name=(track, f"batch {sums.lane + 1}"))
+        flow = self._flow()
+        point = {
+            "ph": "X",
+            "cat": "submit",
+            "pid": self._pid,
+            "dur": 1.0,
+            "args": {"requests": args["requests"]},
+        }
+        self._emit(
+            {**point, "name": f"submit batch {group.op}", "tid": sums.thread, "ts": begin},
+            {**flow, "ph": "s", "tid": sums.thread, "ts": begin},
+            name=(sums.thread, self._thread(sums.thread)),
+        )
+        self._emit(
+            {**point, "name": f"batch {group.op} complete", "tid": thread, "ts": end},
+            {**flow, "ph": "f", "bp": "e", "tid": thread, "ts": end},
+            name=(thread, self._thread(thread)),
+        )
 
     # tracks
+
+    def _flow(self) -> dict[str, Any]:
+        with self._lock:
+            self._flows += 1
+            return {"cat": "flow", "name": "order", "id": f"{self._pid}.{self._flows}", "pid": self._pid}
 
     def _track(self, *key: Any) -> int:
         found = self._tracks.get(key)
@@ -177,21 +221,14 @@ class Tracer(hooks.Watcher):
                 return
             if name[0] not in self._named:
                 self._named.add(name[0])
-                self._pending.append(self._meta("thread_name", name[0], name[1]))
-            self.events += len(lines)
-            self._pending += lines
-            if len(self._pending) >= GROUP or time.monotonic() - self._written_at > INTERVAL:
-                self._flush()
+                lines.insert(0, self._meta("thread_name", name[0], name[1]))
+            self.events += len(events)
+            # At once: who leaves through os._exit, or is killed, has nobody left to write what waits.
+            self._write("".join(f",\n{line}" for line in lines))
 
     def _meta(self, what: str, track: int, name: str) -> str:
         event = {"ph": "M", "name": what, "pid": self._pid, "tid": track, "args": {"name": printable(name)}}
         return json.dumps(event, separators=(",", ":"))
-
-    def _flush(self) -> None:
-        if self._pending:
-            self._write("".join(f",\n{line}" for line in self._pending))
-            self._pending.clear()
-        self._written_at = time.monotonic()
 
     def _write(self, text: str) -> None:
         raw = memoryview(text.encode())
@@ -204,7 +241,6 @@ class Tracer(hooks.Watcher):
         with self._lock:
             if self._fd < 0 or self._pid != os.getpid():
                 return
-            self._flush()
             end = {"schema": SCHEMA, "pid": self._pid, "events": self.events, "dropped": self.dropped}
             from nobounce.observe.snapshot import stats
 

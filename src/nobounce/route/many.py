@@ -125,6 +125,13 @@ def error_of(request: Request) -> NobounceError | None:
     return None
 
 
+def misses(request: Request, file_offset: Array, nbytes: Array, buffer_offset: Array) -> Array:
+    """A number per request, the same for those that miss the same alignments."""
+    found = _misses(request, file_offset, nbytes, buffer_offset)
+    together: Array = found[0] + 2 * found[1] + 4 * found[2]
+    return together
+
+
 def _misses(request: Request, file_offset: Array, nbytes: Array, buffer_offset: Array) -> tuple[Array, ...]:
     """Per condition of `alignment_refusals`, in its order, which requests miss it."""
     mem, offset = alignments(request)

@@ -13,11 +13,13 @@ import pytest
 import nobounce
 from nobounce import config
 from nobounce.config import Settings
-from nobounce.errors import FileError, FormatError, NobounceError
+from nobounce.errors import FileError, FormatError, NobounceError, RouteError
 from nobounce.io import hooks
 from nobounce.io.hooks import Operation
 from nobounce.observe import start, traceread
 from nobounce.observe.analyse import analyse
+from nobounce.observe.batches import LANES
+from nobounce.observe.html import render
 from nobounce.observe.trace import Tracer, path_for
 from nobounce.observe.traceread import Trace
 
@@ -100,7 +102,7 @@ def test_slices_of_a_track_nest_or_follow(trace: Trace) -> None:
 def test_flows_pair_from_submission_to_the_slice_in_the_stream(trace: Trace) -> None:
     begun = {e["id"]: e for e in trace.events if e["ph"] == "s"}
     ended = {e["id"]: e for e in trace.events if e["ph"] == "f"}
-    assert len(begun) == 9
+    assert len(begun) == 11  # 9 transfers and 2 groups of a batch
     assert begun.keys() == ended.keys()
     places = {(track, begin) for track, begin, _, e in slices(trace) if e["cat"] in ("transfer", "submit")}
     for key, e in begun.items():
@@ -120,7 +122,7 @@ def test_sums_equal_the_counters(trace: Trace) -> None:
         == stats["fastpath_bytes"] + stats["fallback_bytes"]
     )
     chunks = sum(e["args"]["nbytes"] for _, _, _, e in slices(trace) if e["cat"] == "chunk")
-    batched = sum(e["args"]["nbytes"] for e in trace.events if e.get("cat") == "batch")
+    batched = sum(e["args"]["nbytes"] for _, _, _, e in slices(trace) if e["cat"] == "batch")
     assert batched == 4096 + 100 + 9000 + 8192
     assert chunks + batched == stats["fastpath_bytes"] + stats["fallback_bytes"]
     copied = sum(e["args"]["nbytes"] for _, _, _, e in slices(trace) if e["cat"] == "copy")
@@ -132,9 +134,129 @@ def test_backend_and_reason_stand_on_each_slice(trace: Trace) -> None:
         if e["cat"] == "chunk":
             assert e["name"].split()[0] in ("fastpath", "fallback")
             assert e["args"]["reason"]
-        if e["cat"] == "transfer" and "error" not in e["args"]:
+        if e["cat"] in ("transfer", "batch") and "error" not in e["args"]:
             assert e["args"]["backend"]
             assert e["args"]["receipt"]["reasons"]
+
+
+def test_a_refused_request_stands_in_the_trace_with_its_reason(trace: Trace, data: Path) -> None:
+    refused = [e for _, _, _, e in slices(trace) if "refused" in e["args"]]
+    assert len(refused) == 1
+    args = refused[0]["args"]
+    assert (refused[0]["cat"], refused[0]["dur"], args["filename"]) == ("transfer", 0, str(data))
+    assert (args["file_offset"], args["requested"]) == (1, 5)
+    assert args["refused"] == ["offset-align", "size-align"]
+    assert "RouteError" in args["error"]
+    assert args["stream"].startswith("0x")
+    totals = analyse(trace, {})["totals"]
+    assert totals["refused"] == {"offset-align": 1, "size-align": 1}
+    assert trace.processes[0]["stats"]["counters"]["refused"] == 1
+    assert "offset-align 1" in render(analyse(trace, {}), "x")
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_refusal_is_seen_by_subscribers_and_traced_sync_and_async(
+    tmp_path: Path, data: Path, queued: bool
+) -> None:
+    heard: list[tuple[str, Operation]] = []
+
+    def act() -> None:
+        device = nobounce.Device("sim:0")
+        with (
+            nobounce.open(data) as f,
+            device.allocate(8192) as buffer,
+            device.create_stream() as stream,
+            nobounce.subscribe(
+                on_enter=lambda op: heard.append(("enter", op)),
+                on_start=lambda op: heard.append(("start", op)),
+                on_exit=lambda op: heard.append(("exit", op)),
+            ),
+            pytest.raises(RouteError),
+        ):
+            if queued:
+                f.read_async(buffer, stream=stream, nbytes=5, require="fastpath")
+            else:
+                f.read(buffer, nbytes=5, require="fastpath")
+
+    trace = traced(tmp_path, act)
+    assert [what for what, _ in heard] == ["enter", "exit"]
+    assert isinstance(heard[1][1].error, RouteError)
+    assert [e["args"]["refused"] for _, _, _, e in slices(trace)] == [["size-align"]]
+
+
+def test_a_group_of_a_batch_is_a_slice_from_submission_to_its_last_end(tmp_path: Path, data: Path) -> None:
+    def act() -> None:
+        device = nobounce.Device("sim:0")
+        with nobounce.open(data) as f, device.allocate(MIB) as buffer, nobounce.Batch() as batch:
+            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=[4096, 100, 9000])
+            batch.read(f, buffer, file_offsets=[0, 1, 2], nbytes=[4096, 5, 7], require="fastpath")
+            batch.read(f, buffer, file_offsets=[4096], nbytes=4096)
+            batch.cancel(batch.read(f, buffer, file_offsets=[0], nbytes=4096))
+            batch.wait()
+
+    trace = traced(tmp_path, act)
+    groups = [(track, begin, end, e["args"]) for track, begin, end, e in slices(trace) if e["cat"] == "batch"]
+    assert sorted(a["requests"] for _, _, _, a in groups) == [1, 3, 3]
+    by_size = {a["nbytes"]: (track, begin, end, a) for track, begin, end, a in groups}
+    assert by_size.keys() == {4096 + 100 + 9000, 4096}
+    assert len({track for track, *_ in groups}) == 3, "groups side by side have a track each"
+    receipt = by_size[13196][3]["receipt"]
+    assert (receipt["fastpath_bytes"], receipt["fallback_bytes"]) == (4096, 100 + 9000)
+    assert sum(receipt["reasons"].values()) == 13196
+    refused = next(a for _, _, _, a in groups if "refused" in a)
+    assert refused["statuses"] == {"invalid": 2, "complete": 1}
+    missed = {"offset-align": 2, "size-align": 2, "memory-align": 1}
+    assert refused["refused"] == missed
+    cancelled = [e for e in trace.events if e.get("cat") == "batch" and e["ph"] == "i"]
+    assert [e["args"]["statuses"] for e in cancelled] == [{"cancelled": 1}]
+    begun = {e["id"]: e for e in trace.events if e["ph"] == "s"}
+    ended = {e["id"]: e for e in trace.events if e["ph"] == "f"}
+    spans = sorted((begun[i]["ts"], ended[i]["ts"]) for i in begun)
+    assert spans == [(b, pytest.approx(e, abs=0.01)) for b, e in sorted((b, e) for _, b, e, _ in groups)]
+    stats = trace.processes[0]["stats"]
+    assert stats["counters"]["batch_requests_invalid"] == stats["counters"]["refused"] == 2
+    taken_whole = {"size-align": 1, "memory-align": 1}  # by fallback, for the last of their reasons
+    assert stats["refusals"] == {code: n + taken_whole.get(code, 0) for code, n in missed.items()}
+    data_ = analyse(trace, {})
+    assert data_["totals"]["refused"] == missed
+    assert sum(d["bytes_per_second"] for d in data_["throughput"]) > 0
+    assert data_["left_out"]["batches_without_slice"] == 1
+
+
+def test_more_groups_at_once_than_tracks_are_summed_up(tmp_path: Path, data: Path) -> None:
+    def act() -> None:
+        with (
+            nobounce.open(data) as f,
+            nobounce.Device("cpu").allocate(MIB) as buffer,
+            nobounce.Batch() as batch,
+        ):
+            for i in range(LANES + 10):
+                batch.read(f, buffer, file_offsets=[4096 * i], nbytes=4096)
+            batch.wait().check()
+
+    trace = traced(tmp_path, act)
+    groups = [e for e in trace.events if e.get("cat") == "batch"]
+    assert sum(e["ph"] == "X" for e in groups) == LANES
+    assert sum(e["args"]["nbytes"] for e in groups) == 4096 * (LANES + 10)
+    data_ = analyse(trace, {})
+    assert data_["totals"]["fastpath_bytes"] == trace.processes[0]["stats"]["fastpath_bytes"]
+    assert f"{10} groups of batches have no slice" in render(data_, "x")
+
+
+def test_every_event_is_in_the_file_when_it_has_ended(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path / "t.json"), 2)
+    operation = Operation("read", "f", "cpu", 0, 1, None, 1.0, threading.get_native_id(), 1.0, 1.1)
+    for n in (1, 2):
+        tracer.exited(operation)
+        assert sum(e["ph"] == "X" for e in traceread.read([tracer.path]).events) == n
+    for _ in range(2):
+        tracer.exited(operation)
+    cut = traceread.read([tracer.path])
+    assert cut.cut == 1
+    assert [e["args"]["limit"] for e in cut.events if e.get("cat") == "limit"] == [2]
+    assert "more is missing" in render(analyse(cut, {}), "x")
+    tracer.close()
+    assert traceread.read([tracer.path]).dropped == 2
 
 
 def test_every_track_has_a_name(trace: Trace) -> None:
@@ -168,7 +290,7 @@ def test_what_is_over_the_limit_is_dropped_and_said(tmp_path: Path, data: Path) 
                 f.read(buffer)
 
     trace = traced(tmp_path, act, limit=1000)
-    assert len([e for e in trace.events if e["ph"] != "M"]) == 1000
+    assert len([e for e in trace.events if e["ph"] != "M" and e["cat"] != "limit"]) == 1000
     assert trace.dropped == 400
     assert analyse(trace, {})["left_out"]["events_dropped"] == 400
 

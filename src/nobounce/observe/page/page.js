@@ -76,7 +76,7 @@
     bars.forEach((bar, i) => {
       const s = slices[i];
       if (Number(bar.getAttribute("width")) < 1.5) bar.setAttribute("width", 1.5);
-      if (s.kind !== "transfer") { const h = Number(bar.getAttribute("height")); bar.setAttribute("height", h / 2); bar.setAttribute("y", Number(bar.getAttribute("y")) + h / 2); }
+      if (s.kind !== "transfer" && s.kind !== "batch") { const h = Number(bar.getAttribute("height")); bar.setAttribute("height", h / 2); bar.setAttribute("y", Number(bar.getAttribute("y")) + h / 2); }
       bar.dataset.slice = i;
       bar.setAttribute("role", "button");
       bar.setAttribute("tabindex", i === 0 ? 0 : -1);
