@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 
 from nobounce.runtimes.base import Gate, Runtime
+from nobounce.runtimes.exits import promise
 
 _lock = threading.Lock()
 _all: weakref.WeakKeyDictionary[Runtime, Quiet] = weakref.WeakKeyDictionary()
@@ -68,13 +69,13 @@ def quiet_of(runtime: Runtime) -> Quiet | None:
 
 
 def closed_gate(runtime: Runtime, stream: int, on_reached: Callable[[], None]) -> Gate:
-    """`runtime.gate`, known to whoever would register memory until it is opened."""
+    """`runtime.gate`, known to whoever would register memory until it is opened. The caller opens it in any case."""
     quiet = quiet_of(runtime)
     if quiet is None:
-        return runtime.gate(stream, on_reached)
+        return promise(runtime.gate(stream, on_reached))
     quiet.gate_closes()
     try:
-        return _KnownGate(runtime.gate(stream, on_reached), quiet)
+        return _KnownGate(promise(runtime.gate(stream, on_reached)), quiet)
     except BaseException:
         quiet.gate_opened()
         raise

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.errors import UnavailableError
+from nobounce.runtimes import exits
 from nobounce.runtimes.base import DeviceInfo, DirectIO
 from nobounce.runtimes.gpu_adapter import Adapter
 from nobounce.runtimes.gpu_memory import GpuMemory
@@ -144,3 +145,4 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
+exits.look_after(lambda: [gate for runtime in list(_runtimes) for gate in runtime._gates.closed()])

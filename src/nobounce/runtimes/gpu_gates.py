@@ -158,6 +158,9 @@ class Gates:
             raise
         return gate
 
+    def closed(self) -> list[Gate]:
+        return list(self._shut)
+
     def open_all(self) -> None:
         """At interpreter exit: nobody else will."""
         for gate in list(self._shut):

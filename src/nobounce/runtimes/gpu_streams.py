@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nobounce.errors import DeviceError, RuntimeStatus
+from nobounce.runtimes import exits
 from nobounce.runtimes import gpu_table as table
 from nobounce.runtimes.base import PER_THREAD_STREAM, Gate
 from nobounce.runtimes.gpu_core import GpuCore, GpuEvent, GpuStream
@@ -100,6 +101,7 @@ class GpuStreams(GpuCore):
     def gate(self, stream: int, on_reached: Callable[[], None]) -> Gate:
         if not callable(on_reached):
             raise invalid_value("gate", f"{on_reached!r} cannot be called")
+        exits.start()
         device = self._where(stream)
         with self._on(device):
             self._watched(device)

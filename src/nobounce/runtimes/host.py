@@ -15,6 +15,7 @@ import weakref
 from nobounce.clock import THREADS, Scheduler
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.route.types import MemoryKind
+from nobounce.runtimes import exits
 from nobounce.runtimes.base import PointerInfo
 from nobounce.runtimes.host_calls import api, invalid_value
 from nobounce.runtimes.host_copies import HostCopies
@@ -288,3 +289,4 @@ os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
 atexit.register(_at_exit)
+exits.look_after(lambda: [gate for runtime in list(_runtimes) for gate in runtime._executor.closed_gates()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nobounce.errors import DeviceError, RuntimeStatus
+from nobounce.runtimes import exits
 from nobounce.runtimes.base import LEGACY_STREAM, NULL_STREAM, PER_THREAD_STREAM, Gate
 from nobounce.runtimes.host_calls import api, invalid_value
 from nobounce.runtimes.host_core import HostCore, HostEvent
@@ -126,6 +127,7 @@ class HostOrder(HostCore):
         s = self._stream(stream, "gate")
         if not callable(on_reached):
             raise invalid_value("gate", f"{on_reached!r} cannot be called")
+        exits.start()
         return self._executor.submit_gate(s, on_reached)
 
     # events

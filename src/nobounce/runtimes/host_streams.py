@@ -330,6 +330,10 @@ class Executor:
 
     # the end of the process, and fork
 
+    def closed_gates(self) -> list[HostGate]:
+        with self.lock:
+            return [gate for gate in self._gates if not gate.opened]
+
     def open_all_gates(self) -> None:
         for gate in list(self._gates):
             gate.open()
