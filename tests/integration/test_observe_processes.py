@@ -157,6 +157,44 @@ for c in children: c.join()
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".nobounce")] == []
 
 
+LEAVING = """
+import multiprocessing, os, sys, nobounce
+def read(*_):
+    with nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device("cpu").allocate(65536))
+read()
+if sys.argv[2] == "pool":
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(read, range(6), chunksize=1)
+        pool.close()
+        pool.join()
+elif sys.argv[2] == "terminated":
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.map(read, range(6))  # leaving the block ends its process by a signal
+else:
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(6): read()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize(("how", "cut"), [("pool", 0), ("terminated", 1), ("os._exit", 1)])
+def test_a_forked_child_leaves_all_its_transfers_in_trace_and_statistics(
+    data: Path, tmp_path: Path, how: str, cut: int
+) -> None:
+    out = tmp_path / "t.json"
+    command = [sys.executable, "-c", LEAVING, data, how]
+    done = cli("stats", "--json", "--", "nobounce", "trace", "-o", out, "--", *command)
+    assert done.returncode == 0, done.stderr
+    trace = json.loads(out.read_text())
+    moved = [e["args"]["nbytes"] for e in trace["traceEvents"] if e.get("cat") == "transfer"]
+    assert moved == [KIB64] * 7
+    assert trace["otherData"]["cut"] == cut
+    told = json.loads(done.stderr[done.stderr.index("{\n") :])
+    assert told["total"]["fastpath_bytes"] == 7 * KIB64
+
+
 def test_another_user_cannot_attach(data: Path) -> None:
     need("unprivileged")
     code = """
