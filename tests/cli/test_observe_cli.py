@@ -145,6 +145,8 @@ def test_stats_level_0_counts_nothing_and_says_so(data: Path, program: Path) -> 
         ["trace", "--", "no-such-program-anywhere"],
         ["bench", "/no/such/folder"],
         ["report"],
+        ["report", "x.json", "--limits-dir", "/no/such/folder"],
+        ["report", "x.json", "--limits-dir", "/", "--no-measure"],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
@@ -211,6 +213,35 @@ def test_report_takes_the_limits_of_bench(data: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["limits"] == {"disk read": 5}
     limits.write_text("{}")
     assert nobounce("report", trace, "-o", tmp_path / "r.html", "--limits", limits).exit_code == 1
+
+
+WRITER = """
+import sys, nobounce
+with nobounce.open(sys.argv[1], "r+") as f, nobounce.Device("sim:0").allocate(1 << 20) as b:
+    f.write(b, fsync=True)
+"""
+
+
+def test_report_says_that_the_write_limit_is_unknown_and_measures_it_where_it_may(
+    data: Path, tmp_path: Path
+) -> None:
+    trace, page, folder = tmp_path / "t.json", tmp_path / "r.html", tmp_path / "there"
+    folder.mkdir()
+    assert run("trace", "-o", trace, "--", sys.executable, "-c", WRITER, data).returncode == 0
+    before = sorted(p.name for p in tmp_path.iterdir())
+    done = nobounce("report", trace, "-o", page)
+    assert "fastpath write" in done.stdout
+    assert "disk write: not measured; nobounce report --limits-dir FOLDER measures it" in done.stdout
+    assert "disk write: not measured" in page.read_text()
+    done = nobounce("report", trace, "-o", page, "--limits-dir", folder, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["limits"]["disk write"] > 0
+    write = next(r for r in told["roofs"] if r["way"] == "fastpath write")
+    assert "disk write" in [name for name, _ in write["limits"]]
+    assert "not measured" not in write["sentence"]
+    assert list(folder.iterdir()) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*before, "r.html"])
 
 
 def test_compare_holds_everything_equal_and_shows_paths_first(data: Path) -> None:

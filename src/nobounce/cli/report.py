@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import tempfile
 from typing import Annotated, Any
 
 import typer
 
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, document, emit_json, run, say
-from nobounce.errors import FileError, FormatError, NobounceError, printable
+from nobounce.errors import ArgumentError, FileError, FormatError, NobounceError, printable
+
+TRIAL = 256 << 20
+"""Bytes of the file that the disk is measured with."""
 
 
 def command(
@@ -19,6 +25,13 @@ def command(
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = "report.html",
     limits: Annotated[
         str | None, typer.Option(metavar="FILE", help="Limits as `nobounce bench --json` found them.")
+    ] = None,
+    limits_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Measure what the disk can write, too, in a file made there and removed again.",
+        ),
     ] = None,
     measure: Annotated[
         bool,
@@ -35,11 +48,19 @@ def command(
         from nobounce.observe.html import render
         from nobounce.observe.traceread import find, read
 
+        if limits_dir is not None and (limits is not None or not measure):
+            raise ArgumentError("--limits-dir measures: it goes with neither --limits nor --no-measure")
+        if limits_dir is not None and not os.path.isdir(limits_dir):
+            raise ArgumentError(f"--limits-dir: {printable(limits_dir)} is no folder")
         trace = read([p for t in traces for p in find(t)])
         if limits is not None:
             known = read_limits(limits)
         else:
             known = measure_limits(trace.events) if measure else {}
+        if limits_dir is not None:
+            known |= {
+                k: v for k, v in measure_disk(limits_dir).items() if k == "disk write" or k not in known
+            }
         data = analyse(trace, known)
         page = render(data, ", ".join(os.path.basename(t) for t in traces))
         try:
@@ -74,6 +95,24 @@ def read_limits(path: str) -> dict[str, float]:
         raise FileError.from_oserror(e, path, "read") from e
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise FormatError("not the JSON of `nobounce bench`", filename=path) from e
+
+
+def measure_disk(folder: str) -> dict[str, float]:
+    """What the disk of this folder can write and read, in bytes per second, by a file of our own. Raises FileError."""
+    from nobounce.observe import limits
+
+    try:
+        free = shutil.disk_usage(folder).free
+        nbytes = min(TRIAL, free // 4) // limits.CHUNK * limits.CHUNK
+        if not nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with tempfile.NamedTemporaryFile(prefix=".nobounce-limits-", dir=folder) as f:
+            os.posix_fallocate(f.fileno(), 0, nbytes)
+            os.fsync(f.fileno())
+            found = {"disk write": limits.disk_write(f.name, nbytes), "disk read": limits.disk_read(f.name)}
+    except OSError as e:
+        raise FileError.from_oserror(e, folder, "measure the disk in") from e
+    return {k: v for k, v in found.items() if v > 0}
 
 
 def measure_limits(events: list[dict[str, Any]]) -> dict[str, float]:

@@ -48,9 +48,19 @@ def roofs(measured: Mapping[str, float], limits: Mapping[str, float]) -> list[Ro
         ]
         known.sort(key=lambda item: item[1])
         disks = [n for n in NEEDS[way] if n.startswith("disk") and limits.get(n, 0) <= 0]
-        unknown = f" (the {disks[0]} has not been measured: `nobounce bench` does)" if disks and known else ""
-        found.append(Roof(way, rate, tuple(known), _sentence(rate, known) + unknown))
+        found.append(
+            Roof(way, rate, tuple(known), _sentence(rate, known) + (_unknown(disks[0]) if disks else ""))
+        )
     return found
+
+
+def _unknown(name: str) -> str:
+    how = (
+        "nobounce report --limits-dir FOLDER measures it, in a file made in FOLDER"
+        if name == "disk write"
+        else "the traced file is gone, too small, or refuses O_DIRECT: nobounce bench FOLDER measures it, for --limits"
+    )
+    return f" ({name}: not measured; {how})"
 
 
 def speed(rate: float) -> str:
@@ -60,7 +70,7 @@ def speed(rate: float) -> str:
 
 def _sentence(rate: float, known: list[tuple[str, float]]) -> str:
     if not known:
-        return "no limit of this machine is known: give --limits or let the report measure"
+        return f"{speed(rate)}: none of the limits that it has on this machine is known"
     name, limit = known[0]
     share = rate / limit
     if share < NEAR:
