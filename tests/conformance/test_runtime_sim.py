@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import signal
@@ -14,40 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from host_rules import HostRules
 from nobounce.clock import Task, Threads
 from nobounce.clock_stepper import Stepper
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import host_streams
 from nobounce.runtimes.sim import SimRuntime
-from nobounce.testing import Rig, RuntimeTests, faults
+from nobounce.testing import Rig, faults
 from nobounce.testing.rig import raises_status
 
 
-class TestSim(RuntimeTests):
+class TestSim(HostRules):
     capabilities = SimRuntime.capabilities
     devices = 2
 
     @pytest.fixture
     def runtime(self) -> SimRuntime:
         return SimRuntime(devices=2)
-
-    def test_rule_42_host_functions_of_two_streams_run_together(self, rig: Rig) -> None:
-        both = threading.Barrier(2, timeout=30)
-        for s in (rig.stream(), rig.stream()):
-            rig.runtime.host_call(s, both.wait)
-        rig.runtime.device_sync(0)
-        assert not both.broken
-
-    def test_rule_52_a_pageable_source_is_staged_while_the_stream_is_held(self, rig: Rig) -> None:
-        s, a, src = rig.stream(), rig.device(), rig.pageable()
-        rig.put(src, b"1" * 4096)
-        gate = rig.hold(s)
-        rig.background(lambda: rig.runtime.copy_async(a, src, 4096, s)).result()
-        ctypes.memset(src, ord("2"), 4096)
-        gate.open()
-        rig.runtime.stream_sync(s)
-        assert rig.get(a) == b"1" * 4096
 
     # rule 113: stream-ordered memory
 

@@ -10,9 +10,9 @@ import pytest
 import nobounce
 from filesystems import Machine
 from nobounce.facts.file import examine
-from nobounce.facts.pagecache import residency
 from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
+from pages import resident
 
 MIB = 1 << 20
 DIRECT = [
@@ -41,14 +41,6 @@ def facts(path: Path) -> FileFacts:
     fd = os.open(path, os.O_RDONLY)
     try:
         return examine(LiveSource(), fd, path=str(path), trial=True)
-    finally:
-        os.close(fd)
-
-
-def resident(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return residency(fd, 0, os.path.getsize(path)).resident_bytes or 0
     finally:
         os.close(fd)
 

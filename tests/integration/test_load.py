@@ -18,8 +18,8 @@ from capabilities import as_nobody, need
 from filesystems import Machine
 from nobounce import config
 from nobounce.errors import FileChangedError, FileError, FormatError, RouteError, TransferError
-from nobounce.facts.pagecache import residency
 from nobounce.runtimes import faults, rawio
+from pages import resident
 
 MIB = 1 << 20
 DEVICES = ["cpu", "sim:0"]
@@ -51,14 +51,6 @@ def some(seed: int = 0, count: int = 12) -> dict[str, tuple[str, list[int], byte
     made["scalar"] = ("F32", [], struct.pack("<f", 2.5))
     made["empty"] = ("F32", [0, 4], b"")
     return made
-
-
-def resident(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return residency(fd, 0, os.path.getsize(path)).resident_bytes or 0
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize("device", DEVICES)

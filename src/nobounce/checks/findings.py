@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from nobounce.facts.types import Known
 
@@ -21,20 +21,8 @@ Layer = Literal[
     "device",
     "access",
 ]
-LAYERS: tuple[Layer, ...] = (
-    "settings",
-    "file",
-    "file system",
-    "block",
-    "nvme",
-    "pci",
-    "iommu",
-    "kernel",
-    "driver",
-    "runtime",
-    "device",
-    "access",
-)
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+"""From what the user sets down to what the process may open: the order in which findings are shown."""
 VerdictName = Literal["fastpath", "fallback", "impossible", "unknown"]
 VERDICTS: tuple[VerdictName, ...] = ("fastpath", "fallback", "unknown", "impossible")
 """From best to worst; of several files and devices the worst one gives the exit code."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from nobounce.errors import NobounceError, OpError
 from nobounce.hipfile import buffers, driver, handles, parameters, queued, streams, syncio
@@ -61,7 +63,45 @@ def supports_async() -> bool:
     return True
 
 
-class Driver:
+class _Opened(ABC):
+    """Open while a context manager is inside."""
+
+    @abstractmethod
+    def open(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Registered(ABC):
+    """Registered while a context manager is inside."""
+
+    @abstractmethod
+    def register(self) -> None: ...
+
+    @abstractmethod
+    def deregister(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        self.register()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.deregister()
+
+
+class Driver(_Opened):
     """One user of the driver; a context manager."""
 
     def open(self) -> None:
@@ -74,17 +114,8 @@ class Driver:
     def use_count() -> int:
         return driver.use_count()
 
-    def __enter__(self) -> Driver:
-        self.open()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Buffer:
+class Buffer(_Registered):
     """A range of device memory at `ptr`, which it does not own; registered while a context manager is inside."""
 
     def __init__(self, ptr: Any, length: int, flags: int = 0) -> None:
@@ -111,17 +142,8 @@ class Buffer:
             _check(buffers.buf_deregister(self._ptr))
             self._registered = False
 
-    def __enter__(self) -> Buffer:
-        self.register()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.deregister()
-
-
-class Stream:
+class Stream(_Registered):
     """A registration of a stream; a context manager. Both ways are idempotent."""
 
     def __init__(self, handle: Any, flags: int = 0) -> None:
@@ -144,15 +166,6 @@ class Stream:
         if self._registered:
             _check(streams.stream_deregister(self._handle))
             self._registered = False
-
-    def __enter__(self) -> Stream:
-        self.register()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.deregister()
 
 
 class AsyncIOHandle:
@@ -184,7 +197,7 @@ class AsyncIOHandle:
         return self._bytes_done.value
 
 
-class FileHandle:
+class FileHandle(_Opened):
     """A file that is opened and registered by `open`; a context manager. O_DIRECT is the caller's business."""
 
     def __init__(
@@ -251,18 +264,26 @@ class FileHandle:
         self, buffer: Buffer, size: int, file_offset: int, buffer_offset: int, stream: Any
     ) -> AsyncIOHandle:
         """Read in stream order. Raises HipFileException for what is refused at once."""
-        made = AsyncIOHandle(size, file_offset, buffer_offset)
-        where = made._size, made._file_offset, made._buffer_offset, made._bytes_done
-        _check(queued.read_async(self._open_handle(), buffer.ptr, *where, stream))
-        return made
+        return self._queue(queued.read_async, buffer, size, file_offset, buffer_offset, stream)
 
     def write_async(
         self, buffer: Buffer, size: int, file_offset: int, buffer_offset: int, stream: Any
     ) -> AsyncIOHandle:
         """Write in stream order. Raises as `read_async`."""
+        return self._queue(queued.write_async, buffer, size, file_offset, buffer_offset, stream)
+
+    def _queue(
+        self,
+        call: Callable[..., Error],
+        buffer: Buffer,
+        size: int,
+        file_offset: int,
+        buffer_offset: int,
+        stream: Any,
+    ) -> AsyncIOHandle:
         made = AsyncIOHandle(size, file_offset, buffer_offset)
         where = made._size, made._file_offset, made._buffer_offset, made._bytes_done
-        _check(queued.write_async(self._open_handle(), buffer.ptr, *where, stream))
+        _check(call(self._open_handle(), buffer.ptr, *where, stream))
         return made
 
     def _open_handle(self) -> int:
@@ -277,15 +298,6 @@ class FileHandle:
         if moved < 0:
             raise HipFileException(-moved)
         return moved
-
-    def __enter__(self) -> FileHandle:
-        self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import Scheduler
@@ -167,15 +166,7 @@ class Group:
                     for r in cached_ranges(t.buffered_fd, o, n)
                     if r.resident is False
                 ]
-            if self._cold and t.own_fd:
-                os.posix_fadvise(t.buffered_fd, 0, 0, os.POSIX_FADV_RANDOM)
-
-    def _drop_cold(self) -> None:
-        fd = self.target.buffered_fd
-        for cold in self._cold or ():
-            os.posix_fadvise(fd, cold.file_offset, cold.nbytes, os.POSIX_FADV_DONTNEED)
-        if self._cold and self.target.own_fd:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
+            t.before_cold(self._cold)
 
     def resident(self) -> int | None:
         """Bytes of the file's span in the page cache, None where they cannot be counted."""
@@ -215,7 +206,7 @@ class Group:
     def finish(self) -> None:
         """The last request has ended: drop what fallback brought into the page cache, look at it, let go."""
         try:
-            self._drop_cold()
+            self.target.drop_cold(self._cold or ())
             if self.watch:
                 after = self.resident()
                 self.grew = self.resident_before is None or after is None or after > self.resident_before

@@ -103,16 +103,7 @@ class Job:
         if self.target.drop_cache and self.target.op == "read" and self._cold is None:
             ranges = cached_ranges(self.target.buffered_fd, self._file_offset, self._requested + READ_AHEAD)
             self._cold = [r for r in ranges if r.resident is False]
-            if self._cold and self.target.own_fd:
-                # Pages that read-ahead is still filling cannot be dropped afterwards: have none filled.
-                os.posix_fadvise(self.target.buffered_fd, 0, 0, os.POSIX_FADV_RANDOM)
-
-    def _drop_cold(self) -> None:
-        fd = self.target.buffered_fd
-        for cold in self._cold or ():
-            os.posix_fadvise(fd, cold.file_offset, cold.nbytes, os.POSIX_FADV_DONTNEED)
-        if self._cold and self.target.own_fd:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
+            self.target.before_cold(self._cold)
 
     # workers
 
@@ -211,7 +202,7 @@ class Job:
                     worker.close()
             if self._fsync and self._failure is None:
                 self._sync()
-            self._drop_cold()
+            self.target.drop_cold(self._cold or ())
         except BaseException as e:
             self._fail(self._file_offset, e)
         self.ended_at = self._scheduler.now()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nobounce.facts import pagecache
 from nobounce.io.bounce import Ring
-from nobounce.route.types import BackendName, MemoryKind, Op, Reason, Route, RouteSegment
+from nobounce.route.types import BackendName, CachedRange, MemoryKind, Op, Reason, Route, RouteSegment
 from nobounce.runtimes.base import DirectIO, Runtime
 
 PAGE = 4096
@@ -76,6 +78,21 @@ class Target:
     """Slots of the ring that one thread may hold while io_uring's workers read into them (uring_relay); 0: no io_uring."""
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
+
+    def before_cold(self, cold: Sequence[CachedRange]) -> None:
+        """Fallback is about to read ranges that the page cache does not hold, which `drop_cold` takes out of it again.
+
+        Pages that read-ahead is still filling then could not be dropped: have none filled.
+        """
+        if cold and self.own_fd:
+            os.posix_fadvise(self.buffered_fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def drop_cold(self, cold: Sequence[CachedRange]) -> None:
+        """These were not in the page cache before fallback read them."""
+        for one in cold:
+            pagecache.drop(self.buffered_fd, one.file_offset, one.nbytes)
+        if cold and self.own_fd:
+            os.posix_fadvise(self.buffered_fd, 0, 0, os.POSIX_FADV_NORMAL)
 
 
 def cut(route: Route, op: Op, chunk_nbytes: int, relay_align: int = 0) -> tuple[list[Chunk], list[Chunk]]:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 from nobounce.clock import Scheduler
 from nobounce.errors import ArgumentError, DeviceError, OutOfMemoryError, RuntimeStatus
@@ -79,44 +80,8 @@ ACTIVE: tuple[Rule, ...] = ()
 _lock = threading.Lock()
 
 
-def rule(
-    op: str,
-    *,
-    device: str | None = None,
-    error: int | None = None,
-    times: int | None = None,
-    after: int = 0,
-    every: int = 1,
-    short: int | float | None = None,
-    latency: float = 0.0,
-    lost: bool = False,
-    because: str = "",
-) -> Rule:
-    """A rule, for `SimRuntime(faults=[...])`; the arguments are those of `inject`."""
-    if op not in OPS:
-        raise ArgumentError(f"op {op!r}: choose one of {', '.join(OPS)}")
-    if every < 1 or after < 0 or latency < 0:
-        raise ArgumentError("every is at least 1, after and latency at least 0")
-    if isinstance(short, float) and not 0.0 <= short <= 1.0:
-        raise ArgumentError("short as a fraction lies between 0.0 and 1.0")
-    return Rule(op, device, error, times, after, every, short, latency, lost, because)
-
-
-@contextmanager
-def inject(
-    *,
-    op: str,
-    device: str | None = None,
-    error: int | None = None,
-    times: int | None = None,
-    after: int = 0,
-    every: int = 1,
-    short: int | float | None = None,
-    latency: float = 0.0,
-    lost: bool = False,
-    because: str = "",
-) -> Iterator[Rule]:
-    """Make calls of `op` fail while the block runs.
+class Conditions(TypedDict, total=False):
+    """Which calls a rule strikes, and what happens to them; what is not given is as in `Rule`.
 
     `device` ("sim:0", or "sim" for all) limits it to one device; pread and pwrite have none. Of the matching calls the
     first `after` are spared, then each `every`-th is struck, `times` times at most. A struck call sleeps `latency`
@@ -125,18 +90,34 @@ def inject(
     whole blocks of 4096 for direct transfers, which the kernel would refuse otherwise).
     op="direct" and op="peer" say that there is no direct path, no peer access, `because`.
     """
-    made = rule(
-        op,
-        device=device,
-        error=error,
-        times=times,
-        after=after,
-        every=every,
-        short=short,
-        latency=latency,
-        lost=lost,
-        because=because,
-    )
+
+    device: str | None
+    error: int | None
+    times: int | None
+    after: int
+    every: int
+    short: int | float | None
+    latency: float
+    lost: bool
+    because: str
+
+
+def rule(op: str, **conditions: Unpack[Conditions]) -> Rule:
+    """A rule, for `SimRuntime(faults=[...])`. Raises ArgumentError for conditions that no call can meet."""
+    made = Rule(op, **conditions)
+    if op not in OPS:
+        raise ArgumentError(f"op {op!r}: choose one of {', '.join(OPS)}")
+    if made.every < 1 or made.after < 0 or made.latency < 0:
+        raise ArgumentError("every is at least 1, after and latency at least 0")
+    if isinstance(made.short, float) and not 0.0 <= made.short <= 1.0:
+        raise ArgumentError("short as a fraction lies between 0.0 and 1.0")
+    return made
+
+
+@contextmanager
+def inject(*, op: str, **conditions: Unpack[Conditions]) -> Iterator[Rule]:
+    """Make calls of `op` fail while the block runs, on the `Conditions` given."""
+    made = rule(op, **conditions)
     global ACTIVE
     with _lock:
         ACTIVE = (*ACTIVE, made)

@@ -9,6 +9,6 @@
 
 from __future__ import annotations
 
-from nobounce.runtimes.faults import OPS, Rule, inject, rule
+from nobounce.runtimes.faults import OPS, Conditions, Rule, inject, rule
 
-__all__ = ["OPS", "Rule", "inject", "rule"]
+__all__ = ["OPS", "Conditions", "Rule", "inject", "rule"]

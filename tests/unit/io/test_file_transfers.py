@@ -26,9 +26,9 @@ from nobounce.errors import (
     TransferError,
 )
 from nobounce.facts import cachestat
-from nobounce.facts.pagecache import residency
 from nobounce.io.prepare import transfer
 from nobounce.runtimes import faults
+from pages import resident
 
 MIB = 1 << 20
 DEVICES = ["cpu", "sim:0"]
@@ -58,14 +58,6 @@ def drop(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
-
-
-def resident(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return residency(fd, 0, os.path.getsize(path)).resident_bytes or 0
-    finally:
-        os.close(fd)
 
 
 def content(buffer: nobounce.Buffer) -> bytes:
