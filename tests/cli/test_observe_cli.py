@@ -175,6 +175,38 @@ def test_programs_by_name(tmp_path: Path) -> None:
     assert command_line(["true"]) == ["true"]
 
 
+def test_programs_that_the_system_cannot_execute(data: Path, program: Path, tmp_path: Path) -> None:
+    program.chmod(0o755)  # and no #! in it
+    assert run("stats", "--", program, data).stdout == "my own output\n"
+    program.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    assert command_line([str(program)]) == [str(program)]
+    assert run("stats", "--", program, data).stdout == "my own output\n"
+    (tmp_path / "odd").write_bytes(b"\0\1")
+    (tmp_path / "odd").chmod(0o755)
+    done = run("stats", "--", tmp_path / "odd")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "ENOEXEC" in done.stderr
+
+
+def test_modules_are_programs_too(data: Path, program: Path, tmp_path: Path) -> None:
+    done = run("stats", "--json", "--", "-m", "prog", data, "5", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (5, "my own output\n")
+    assert json.loads(done.stderr)["total"]["fastpath_bytes"] == 65536
+
+
+def test_a_report_that_cannot_be_written_is_found_before_the_program_runs(data: Path, program: Path) -> None:
+    done = run("stats", "-o", "/no/such/file", "--", program, data)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "/no/such/file" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["stats", "trace"])
+def test_death_by_a_signal_is_passed_on(verb: str, tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    done = run(verb, "-o", tmp_path / "out.json", "--", sys.executable, "-c", code)
+    assert done.returncode == 128 + 15
+
+
 def test_trace_then_report(data: Path, program: Path, tmp_path: Path) -> None:
     trace, page = tmp_path / "t.json", tmp_path / "r.html"
     done = run("trace", "-o", trace, "--", program, data, "3")

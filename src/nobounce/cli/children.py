@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from nobounce.errors import ArgumentError, printable
+from nobounce.errors import ArgumentError, FileError, printable
 
 
 def command_line(program: Sequence[str]) -> list[str]:
-    """What to execute for PROGRAM args: `nobounce` is this one, a .py file that cannot be executed goes to this Python.
+    """What to execute for PROGRAM args: `nobounce` is this one; a .py file that the system cannot execute by itself, and a
+    module after -m, go to this Python.
 
     Raises ArgumentError for a program that is not there.
     """
@@ -24,11 +25,21 @@ def command_line(program: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", "nobounce.cli.main", *rest]
     if first == "python" and shutil.which("python") is None:
         return [sys.executable, *rest]
-    if first.endswith(".py") and os.path.isfile(first) and not os.access(first, os.X_OK):
+    if first == "-m" and rest:
+        return [sys.executable, "-m", *rest]
+    if first.endswith(".py") and os.path.isfile(first) and not _executable(first):
         return [sys.executable, first, *rest]
     if shutil.which(first) is None:
         raise ArgumentError(f"there is no program {printable(first)}")
     return [first, *rest]
+
+
+def _executable(path: str) -> bool:
+    try:
+        with open(path, "rb") as f:
+            return os.access(path, os.X_OK) and f.read(2) == b"#!"
+    except OSError:
+        return os.access(path, os.X_OK)
 
 
 def run_program(
@@ -39,9 +50,14 @@ def run_program(
 ) -> int:
     """Run it with its own stdin, stdout and stderr; `tick` is called while it runs. Returns its exit code, 128 + n for signal n.
 
-    Interrupts from the terminal reach the program by themselves; a SIGTERM sent to us is passed on.
+    Interrupts from the terminal reach the program by themselves; a SIGTERM sent to us is passed on. Raises ArgumentError for
+    what is not there, FileError for what cannot be executed.
     """
-    child = subprocess.Popen(command_line(program), env={**os.environ, **environment})
+    command = command_line(program)
+    try:
+        child = subprocess.Popen(command, env={**os.environ, **environment})
+    except OSError as e:
+        raise FileError.from_oserror(e, command[0], "execute") from e
     old_int = signal.signal(signal.SIGINT, signal.SIG_IGN)
     old_term = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:

@@ -58,9 +58,7 @@ def command(
         else:
             known = measure_limits(trace.events) if measure else {}
         if limits_dir is not None:
-            known |= {
-                k: v for k, v in measure_disk(limits_dir).items() if k == "disk write" or k not in known
-            }
+            known |= measure_writing(limits_dir)
         data = analyse(trace, known)
         page = render(data, ", ".join(os.path.basename(t) for t in traces))
         try:
@@ -97,8 +95,8 @@ def read_limits(path: str) -> dict[str, float]:
         raise FormatError("not the JSON of `nobounce bench`", filename=path) from e
 
 
-def measure_disk(folder: str) -> dict[str, float]:
-    """What the disk of this folder can write and read, in bytes per second, by a file of our own. Raises FileError."""
+def measure_writing(folder: str) -> dict[str, float]:
+    """What the disk of this folder can write, in bytes per second, by a file of our own. Raises FileError."""
     from nobounce.observe import limits
 
     try:
@@ -109,10 +107,10 @@ def measure_disk(folder: str) -> dict[str, float]:
         with tempfile.NamedTemporaryFile(prefix=".nobounce-limits-", dir=folder) as f:
             os.posix_fallocate(f.fileno(), 0, nbytes)
             os.fsync(f.fileno())
-            found = {"disk write": limits.disk_write(f.name, nbytes), "disk read": limits.disk_read(f.name)}
+            rate = limits.disk_write(f.name, nbytes)
     except OSError as e:
         raise FileError.from_oserror(e, folder, "measure the disk in") from e
-    return {k: v for k, v in found.items() if v > 0}
+    return {"disk write": rate} if rate else {}
 
 
 def measure_limits(events: list[dict[str, Any]]) -> dict[str, float]:

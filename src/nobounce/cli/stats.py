@@ -71,6 +71,7 @@ def command(
         if expect not in (None, "fastpath"):
             raise ArgumentError(f"--expect {expect!r}: only fastpath can be expected")
         session = _Session(chosen[0] if chosen else "text", output, parse_interval(watch), expect, verify)
+        session.check_output()
         return session.launch(program) if program else session.attach(pid or [], now)
 
     raise typer.Exit(run("stats", as_json, action))
@@ -220,6 +221,15 @@ class _Session:
         if verdict is not None:
             text += "".join(f"verify: {line}\n" for line in verdict.lines)
         return text
+
+    def check_output(self) -> None:
+        """Raise FileError now, not when the program has run for hours, where the report cannot be written."""
+        if self.output is not None:
+            try:
+                with open(self.output, "a", encoding="utf-8"):
+                    pass
+            except OSError as e:
+                raise FileError.from_oserror(e, self.output, "write") from e
 
     def _write(self, text: str) -> None:
         if self.output is None:
