@@ -26,6 +26,7 @@ from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
 from nobounce.io.prepare import make_request, memory_of, transfer
 from nobounce.io.receipt import Receipt
+from nobounce.io.small import Plan
 from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
 from nobounce.route.judge import judge
@@ -94,6 +95,7 @@ class File:
         self._direct_errno: int | None = None
         self.name = name
         self._failed: dict[str, int] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
         flavour = "direct" if _status_flags(fd) & os.O_DIRECT else "buffered"
         self._fds[flavour] = fd
         self._shared = flavour if shared or borrowed else None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from nobounce.buffer import Buffer, as_buffer
 from nobounce.config import settings
 from nobounce.errors import ArgumentError, InternalError, RouteError
-from nobounce.io import hooks
+from nobounce.io import hooks, small
 from nobounce.io.bounce import Ring
-from nobounce.io.engine import Engine, default_width, engine_for, relay_shares
+from nobounce.io.engine import Engine, default_width, engine_for, kernel_relay, relay_shares
 from nobounce.io.job import Job
 from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
@@ -39,6 +39,8 @@ Where = tuple[int | None, int, int]
 """(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
 
 PAGE = 4096
+KERNEL_SLOTS = 16
+"""Slots of the ring that a synchronous transfer's one thread keeps full (uring_relay)."""
 
 
 def memory_of(view: Buffer) -> MemoryFacts:
@@ -56,13 +58,20 @@ def transfer(
     *,
     fsync: bool = False,
     progress: Callable[[str, int], None] | None = None,
+    run: Callable[[Engine, Job], None] = Engine.run,
 ) -> Receipt:
-    """Carry a synchronous transfer out, after the work already in the buffer's stream."""
+    """Carry a synchronous transfer out, after the work already in the buffer's stream. `run` brings the job to its end."""
     view = as_buffer(buffer, write=op == "read")
     file._enter()
     try:
         with view.in_use():
             view.wait()
+            if op == "read" and progress is None:
+                nbytes, file_offset, buffer_offset = where
+                exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
+                plan = small.find(file, view, require, cache, exact)
+                if plan is not None:
+                    return _small(file, view, plan, exact, require, cache)
             request = make_request(file, op, memory_of(view), view.device, where, require, cache)
             pool = engine_for(view.device._runtime)
             try:
@@ -72,7 +81,8 @@ def transfer(
                 hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
                 raise
             job = make_job(file, request, route, view, pool, fsync=fsync, progress=progress)
-            pool.run(job)
+            small.keep(file, request, route, job)
+            run(pool, job)
     finally:
         file._leave()
     if job.error is not None:
@@ -80,6 +90,38 @@ def transfer(
     if job.receipt is None:
         raise InternalError(f"the transfer of {file.name!r} ended without a receipt")
     return job.receipt
+
+
+def small_read(
+    file: File,
+    view: Buffer,
+    plan: small.Plan,
+    where: tuple[int, int, int],
+    require: Require,
+    cache: Cache,
+    stream: int | None = None,
+) -> small.SmallRead:
+    """A small read by its plan, with the whole way to fall back on."""
+
+    def whole() -> Job:
+        request = make_request(file, "read", memory_of(view), view.device, where, require, cache)
+        pool = engine_for(view.device._runtime)
+        return make_job(file, request, judge(request), view, pool, ahead=stream is not None, stream=stream)
+
+    return small.SmallRead(plan, view._address, where, stream, whole)
+
+
+def _small(
+    file: File, view: Buffer, plan: small.Plan, where: tuple[int, int, int], require: Require, cache: Cache
+) -> Receipt:
+    read = small_read(file, view, plan, where, require, cache)
+    read.begin()
+    read.work()
+    if read.error is not None:
+        raise read.error
+    if read.receipt is None:
+        raise InternalError(f"the read of {file.name!r} ended without a receipt")
+    return read.receipt
 
 
 def make_request(
@@ -137,18 +179,24 @@ def make_job(
     device = view.device
     ring = ring_for(view, request.memory.kind, pool)
     chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
-    if ahead and ring is not None:
-        share = request.settings.async_buffer_nbytes
-        chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
-        width, slots = stream_width(share, ring.slot_nbytes)
-        ring.prepare(width * slots, width)
-    dma = 0
+    dma = kernel = 0
     if ring is not None and request.op == "read" and not ahead:
         # Not behind a gate: registering memory waits for work on the device, and the gate would wait for it.
         can_dma = device.capabilities.page_cache_dma
         ring_workers, dma = relay_shares(request.settings.page_cache_dma, can_dma, request.nbytes)
         if all(s.reason.code in CACHED_CODES for s in route.segments):
             width = max(1, ring_workers + dma)
+    relayed = ring is not None and all(s.backend == "fallback" for s in route.segments)
+    if relayed and request.op == "read" and not dma and kernel_relay(request.nbytes, pool.scheduler):
+        kernel, width = KERNEL_SLOTS, 1
+    if ahead and ring is not None:
+        share = request.settings.async_buffer_nbytes
+        chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
+        if kernel:
+            kernel = max(1, share // ring.slot_nbytes)
+        else:
+            width, slots = stream_width(share, ring.slot_nbytes)
+        ring.prepare(kernel or width * slots, width)
     relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0
     chunks, epilogue = cut(route, request.op, chunk_nbytes, relay_align)
     target = make_target(
@@ -159,6 +207,7 @@ def make_job(
         direct=any(c.backend == "fastpath" for c in chunks),
         slots=slots,
         dma_workers=dma,
+        kernel_slots=kernel,
         one_call=one_call,
     )
     if relay_align:
@@ -208,6 +257,7 @@ def make_target(
     direct: bool,
     slots: int = 2,
     dma_workers: int = 0,
+    kernel_slots: int = 0,
     one_call: bool = False,
 ) -> Target:
     """Both ends of a request's transfer, their descriptors opened; `direct` says that the direct one is needed."""
@@ -233,6 +283,7 @@ def make_target(
         slots=slots,
         populate=request.op == "read" and request.file.filesystem.fstype == "btrfs",
         dma_workers=dma_workers,
+        kernel_slots=kernel_slots,
         one_call=one_call,
     )
 

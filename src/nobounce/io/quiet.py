@@ -68,14 +68,16 @@ def quiet_of(runtime: Runtime) -> Quiet | None:
     return found
 
 
-def closed_gate(runtime: Runtime, stream: int, on_reached: Callable[[], None]) -> Gate:
+def closed_gate(
+    runtime: Runtime, stream: int, on_reached: Callable[[], None], *, patient: bool = False
+) -> Gate:
     """`runtime.gate`, known to whoever would register memory until it is opened. The caller opens it in any case."""
     quiet = quiet_of(runtime)
     if quiet is None:
-        return promise(runtime.gate(stream, on_reached))
+        return promise(runtime.gate(stream, on_reached, patient=patient))
     quiet.gate_closes()
     try:
-        return _KnownGate(promise(runtime.gate(stream, on_reached)), quiet)
+        return _KnownGate(promise(runtime.gate(stream, on_reached, patient=patient)), quiet)
     except BaseException:
         quiet.gate_opened()
         raise
@@ -84,6 +86,7 @@ def closed_gate(runtime: Runtime, stream: int, on_reached: Callable[[], None]) -
 class _KnownGate(Gate):
     def __init__(self, gate: Gate, quiet: Quiet) -> None:
         self._gate, self._quiet = gate, quiet
+        self.can_look = gate.can_look
         self._once = threading.Lock()
 
     def open(self) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.buffer import Buffer, as_buffer
 from nobounce.errors import ArgumentError, RouteError, TransferError
-from nobounce.io import hooks, params
+from nobounce.io import hooks, params, small
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
-from nobounce.io.prepare import make_job, make_request, memory_of
+from nobounce.io.prepare import make_job, make_request, memory_of, small_read
 from nobounce.io.quiet import closed_gate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
@@ -27,6 +27,7 @@ from nobounce.stream import Stream, as_stream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nobounce.io.engine import Engine
     from nobounce.io.file import File
     from nobounce.io.job import Job
 
@@ -84,8 +85,14 @@ def submit(
 
     seen: hooks.Operation | None = None
     try:
-        request = make_request(file, op, memory_of(view), device, now, require, cache)
         pool = engine_for(runtime)
+        if op == "read" and given.bytes_done is None and rules is RULES and not _late(given, flags):
+            plan = small.find(file, view, require, cache, now)
+            if plan is not None:
+                transfer = _small(file, view, plan, (now, require, cache), pool, on, release)
+                _enqueue(transfer, on, view)
+                return transfer
+        request = make_request(file, op, memory_of(view), device, now, require, cache)
         try:
             request, route = rules.decide(request)
         except RouteError as e:
@@ -99,7 +106,11 @@ def submit(
             seen = hooks.enter(op, file.name, device.name, now[1], now[0], on.handle, pool.scheduler.now())
         ways: dict[str, Any] = {"fsync": fsync, "ahead": True, "one_call": rules.one_call}
         ways |= {"stream": on.handle, "operation": seen}
-        ahead = None if late else make_job(file, request, route, view, pool, **ways)
+        # Made for a late-bound one too: what its job will need behind the gate is allocated by that.
+        prepared = make_job(file, request, route, view, pool, **ways)
+        ahead = None if late else prepared
+        if ahead is not None and rules is RULES:
+            small.keep(file, request, route, ahead)
 
         def make(on_done: Callable[[Job], None]) -> Job:
             if ahead is not None:
@@ -127,9 +138,32 @@ def submit(
     return transfer
 
 
+def _small(
+    file: File,
+    view: Buffer,
+    plan: small.Plan,
+    what: tuple[tuple[int, int, int], Require, Cache],
+    pool: Engine,
+    on: Stream,
+    release: Callable[[], None],
+) -> Transfer:
+    read = small_read(file, view, plan, *what, stream=on.handle)
+
+    def make(on_done: Callable[[Any], None]) -> Any:
+        read.begin(on_done)
+        return read
+
+    transfer = Transfer(pool, make, release)
+    transfer._small = True
+    if hooks.observers:
+        nbytes = what[0][0]
+        transfer._subject = hooks.Subject("read", view.device.name, nbytes, on.handle, None, plan.refusals)
+    return transfer
+
+
 def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:
     try:
-        gate = closed_gate(view.device._runtime, on.handle, transfer._reached)
+        gate = closed_gate(view.device._runtime, on.handle, transfer._reached, patient=transfer._small)
     except BaseException:
         transfer.cancel()
         raise

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nobounce")
 
+LOOK_SECONDS = 100e-6
+"""How long a waiting caller looks by itself; a stream with nothing before the transfer gets there within 10 us."""
+
 _QUEUED, _RUNNING, _DONE = "queued", "running", "done"
 
 
@@ -42,7 +45,7 @@ class Transfer:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Transfer], object]] = []
         self._gate: Gate | None = None
-        self._arrived = False
+        self._arrived = self._looking = False
         self._small = False
         self._on_end: Callable[[Receipt | None, BaseException | None], None] | None = None
         self._subject: Subject | None = None
@@ -116,8 +119,11 @@ class Transfer:
     # what the gate and the engine call
 
     def _reached(self) -> None:
-        """The stream is here; only hand over to an I/O thread."""
-        self._arrived = True
+        """The stream is here; only hand over to an I/O thread, unless the caller waits for just this."""
+        with self._changed.mutex:
+            self._arrived = True
+            if self._looking:
+                return
         self._engine.submit(self)
 
     @property
@@ -135,7 +141,8 @@ class Transfer:
         except BaseException as e:
             self._end_unstarted(e)
             return
-        self._engine.assist(job)
+        if job.tickets > 1:
+            self._engine.assist(job)
         job.work()
 
     def _end_unstarted(self, error: BaseException) -> None:
@@ -179,14 +186,33 @@ class Transfer:
 
     def _wait(self, timeout: float | None) -> None:
         if timeout is None and self._small and self._state == _QUEUED:
-            gate = self._gate
-            if gate is not None:
-                gate.look()
-            if self._arrived:
-                self.work()  # the waiting thread is quicker than waking another
+            self._look()
         with self._changed.mutex:
             if not self._changed.wait_for(self.done, timeout):
                 raise TransferTimeoutError(f"the transfer has not ended within {timeout} s; it goes on")
+
+    def _look(self) -> None:
+        """Look for the stream's arrival for a moment, and start then: the waiting thread is quicker than waking another."""
+        gate = self._gate
+        if gate is None:
+            return
+        with self._changed.mutex:
+            self._looking = not self._arrived
+        until = self._scheduler.now() + LOOK_SECONDS
+        mine = False
+        try:
+            while self._looking and gate.can_look and not self._arrived:
+                gate.look()
+                if self._scheduler.now() > until:
+                    break
+            mine = True
+        finally:
+            with self._changed.mutex:
+                left, self._looking = self._looking and self._arrived, False
+            if left and not mine:  # interrupted: somebody has to open the gate
+                self._engine.submit(self)
+        if self._arrived:
+            self.work()
 
 
 def _spent(_: Callable[[Job], None]) -> Job:

@@ -89,6 +89,9 @@ class Gate(ABC):
     def open(self) -> None:
         """Let the stream go on. Any thread, any number of times."""
 
+    can_look = False
+    """Whether `look` may find out something."""
+
     def look(self) -> bool:
         """Whether the stream is known to have got here; calls `on_reached` in this thread if nobody has yet.
 
@@ -301,10 +304,11 @@ class Runtime(ABC):
         """Run `fn` on a runtime thread in stream order; it must not call the runtime (HIP rules 39-45)."""
 
     @abstractmethod
-    def gate(self, stream: int, on_reached: Callable[[], None]) -> Gate:
+    def gate(self, stream: int, on_reached: Callable[[], None], *, patient: bool = False) -> Gate:
         """Hold `stream` here until the gate is opened; returns at once.
 
-        `on_reached` is called once, on a runtime thread, when everything before has finished; it may only signal.
+        `on_reached` is called once, on a runtime thread, when everything before has finished; it may only signal. A
+        `patient` caller is likely to `look` by itself: nobody is woken for it who looks within 200 us anyway.
         An implementation must open its gates at interpreter exit.
         """
 

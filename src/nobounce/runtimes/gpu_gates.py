@@ -18,6 +18,7 @@ no I/O, but other host functions of the device may have to wait for it.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,8 @@ SHORTEST, LONGEST = 40e-6, 5e-3
 """Seconds that the watcher sleeps."""
 SHARE = 50
 """It sleeps for this part of the time that nothing has happened, and this many times as long as one look takes."""
+DOZE, LINGER = 200e-6, 20e-3
+"""Between looks that nobody waits for, and how long after the last event the watcher goes on dozing instead of sleeping."""
 HEALTH = 0.25
 """Seconds between two questions whether the device still lives, while nothing happens."""
 
@@ -56,13 +59,17 @@ class Pair:
 class GpuGate(Gate):
     """One place in one stream."""
 
-    __slots__ = ("_gates", "_on_reached", "_opened", "_pair", "_passed", "_stream", "_ticket")
+    __slots__ = ("_gates", "_on_reached", "_opened", "_pair", "_passed", "_patient", "_stream", "_ticket")
+    can_look = True
 
-    def __init__(self, gates: Gates, pair: Pair, stream: StreamKey, on_reached: Callable[[], None]) -> None:
+    def __init__(
+        self, gates: Gates, pair: Pair, stream: StreamKey, on_reached: Callable[[], None], patient: bool
+    ) -> None:
         self._gates, self._pair, self._stream, self._on_reached = gates, pair, stream, on_reached
         pair.ticket += 1
         self._ticket = pair.ticket
         self._opened = self._passed = False
+        self._patient = patient
 
     def open(self) -> None:
         self._gates._open(self)
@@ -110,9 +117,12 @@ class Gates:
         self._shut: set[Gate] = set()
         self._version = 0
         self._last = 0.0
+        self._looks_at = math.inf
         self._watching = False
 
-    def close_stream(self, handle: int, stream: StreamKey, on_reached: Callable[[], None]) -> Gate:
+    def close_stream(
+        self, handle: int, stream: StreamKey, on_reached: Callable[[], None], patient: bool = False
+    ) -> Gate:
         """Put a closed gate into a stream; the device's context is current."""
         pair = self._take()
         with self._changed:
@@ -121,7 +131,7 @@ class Gates:
                 self._watching = True
                 self._scheduler.spawn(self._watch, name=f"nobounce-{self._adapter.name}-gates")
         with lock:  # write and wait belong together: another gate's write between them would come too early
-            gate = GpuGate(self, pair, stream, on_reached)
+            gate = GpuGate(self, pair, stream, on_reached, patient)
             try:
                 self._adapter.write_value(handle, ctypes.addressof(pair.reached), gate._ticket, WRITE_DEFAULT)
             except NobounceError:
@@ -188,7 +198,10 @@ class Gates:
         with self._changed:
             self._queues.setdefault(gate._stream, deque()).append(gate)
             self._shut.add(gate)
-            self._happened()
+            self._version += 1
+            self._last = now = self._scheduler.now()
+            if not gate._patient or self._looks_at > now + DOZE:
+                self._changed.notify_all()
 
     def _open(self, gate: GpuGate) -> None:
         with self._changed:
@@ -214,7 +227,8 @@ class Gates:
         while True:
             with self._changed:
                 while not self._queues:
-                    self._changed.wait()
+                    lingers = self._scheduler.now() - self._last < LINGER
+                    self._pause(DOZE if lingers else None)
                 version, heads = self._version, [queue[0] for queue in self._queues.values()]
             began = self._scheduler.now()
             passed = [gate for gate in heads if gate.is_reached()]
@@ -224,7 +238,12 @@ class Gates:
             now = self._scheduler.now()
             idle = now - self._last
             if idle < SPIN:
-                self._scheduler.sleep(0)
+                if not all(gate._patient for gate in heads):
+                    self._scheduler.sleep(0)
+                    continue
+                with self._changed:
+                    if version == self._version:
+                        self._pause(DOZE)
                 continue
             if idle > HEALTH and now - asked > HEALTH:
                 asked = now
@@ -232,7 +251,13 @@ class Gates:
             pause = min(max(idle / SHARE, SHARE * (now - began), SHORTEST), LONGEST)
             with self._changed:
                 if version == self._version:
-                    self._changed.wait(pause)
+                    self._pause(pause)
+
+    def _pause(self, seconds: float | None) -> None:
+        """Wait with the lock held, until something happens or for `seconds`. Whoever can wait so long need not wake it."""
+        self._looks_at = math.inf if seconds is None else self._scheduler.now() + seconds
+        self._changed.wait(seconds)
+        self._looks_at = 0.0
 
     def _look(self, gate: GpuGate) -> bool:
         while not gate._passed:
@@ -258,7 +283,7 @@ class Gates:
                 if gate._opened:
                     self._free.append(gate._pair)
                 mine.append(gate)
-            if mine:
+            if mine and self._queues:
                 self._happened()
         for gate in mine:
             try:

@@ -98,7 +98,7 @@ class GpuStreams(GpuCore):
             self._launch(stream, device, fn)
 
     @api
-    def gate(self, stream: int, on_reached: Callable[[], None]) -> Gate:
+    def gate(self, stream: int, on_reached: Callable[[], None], *, patient: bool = False) -> Gate:
         if not callable(on_reached):
             raise invalid_value("gate", f"{on_reached!r} cannot be called")
         exits.start()
@@ -108,7 +108,7 @@ class GpuStreams(GpuCore):
             if device not in self._can_wait:
                 self._can_wait[device] = self._adapter.flag("wait_value", device)
             if self._can_wait[device]:
-                return self._gates.close_stream(stream, self._key(stream, device), on_reached)
+                return self._gates.close_stream(stream, self._key(stream, device), on_reached, patient)
             return self._gates.close_host(lambda hold: self._launch(stream, device, hold), on_reached)
 
     # events

@@ -123,7 +123,7 @@ class HostOrder(HostCore):
         )
 
     @api
-    def gate(self, stream: int, on_reached: Callable[[], None]) -> Gate:
+    def gate(self, stream: int, on_reached: Callable[[], None], *, patient: bool = False) -> Gate:
         s = self._stream(stream, "gate")
         if not callable(on_reached):
             raise invalid_value("gate", f"{on_reached!r} cannot be called")

@@ -1,0 +1,224 @@
+"""Small reads that go the same way each time: the first is judged in full, the next ones take its plan.
+
+A 4 KiB read takes 15 us behind a gate of a GPU's stream; to gather its facts, judge them and make a job of chunks takes several
+times that. Where a route does not depend on where in the file a read begins (it falls back for a reason of the file's, the
+device's or the caller's), it is kept with the file. Whatever is out of the ordinary (a short read, an error, somebody who
+watches each transfer) is left to the whole way, which reads again and reports in full.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nobounce.clock import THREADS
+from nobounce.config import Settings, settings
+from nobounce.errors import InternalError, NobounceError
+from nobounce.io import hooks
+from nobounce.io.fallback import host_flags
+from nobounce.io.receipt import Receipt, Segment
+from nobounce.io.target import Target
+from nobounce.route.types import Reason, Refusal, Request, Route
+from nobounce.runtimes import faults, rawio
+
+if TYPE_CHECKING:
+    from nobounce.buffer import Buffer
+    from nobounce.io.file import File
+    from nobounce.io.job import Job
+
+MOST_NBYTES = 256 << 10
+"""Above this, several threads and the usual way are no slower."""
+MOST_PLANS = 32
+
+Key = tuple[Any, ...]
+
+
+class Plan(NamedTuple):
+    """What two small reads with the same key have in common."""
+
+    settings: Settings
+    target: Target
+    reason: Reason
+    refusals: tuple[Refusal, ...]
+    direct: bool
+    """The relay reads by O_DIRECT."""
+    process: int
+
+
+_process = os.getpid()
+"""A forked child starts anew: bounce rings are not inherited."""
+
+
+def _forget() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, int, int]) -> Plan | None:
+    """The plan for a read of (nbytes, file_offset, buffer_offset), or None: then the whole way decides, and names what is wrong."""
+    nbytes, file_offset, buffer_offset = where
+    if not 0 < nbytes <= MOST_NBYTES or hooks.watchers or faults.ACTIVE:
+        return None
+    allocation = view.allocation
+    plan = file._plans.get((allocation.device.name, allocation.kind, require, cache))
+    if (
+        plan is None
+        or plan.settings is not settings()
+        or plan.process != _process
+        or allocation.device.name in file._failed
+    ):
+        return None
+    if (
+        file_offset < 0
+        or buffer_offset < 0
+        or buffer_offset + nbytes > view.nbytes
+        or file_offset + nbytes >= 1 << 62
+    ):
+        return None
+    return plan
+
+
+def keep(file: File, request: Request, route: Route, job: Job) -> None:
+    """Keep the way of a read that was judged in full, if it is one way whatever the offset."""
+    target = job.target
+    if (
+        request.op != "read"
+        or len(route.segments) != 1
+        or route.segments[0].backend != "fallback"
+        or (request.cache == "auto" and request.require == "auto")
+        or route.segments[0].reason.code == "unaligned-edge"
+        or not _hard(request, route)
+        or target.runtime.scheduler is not THREADS
+        or request.earlier_failure is not None
+        or len(file._plans) >= MOST_PLANS
+    ):
+        return
+    direct = target.relay_fd >= 0 and request.cache != "use" and target.ring is not None
+    if target.drop_cache and not direct:
+        return  # pages have to be dropped behind it
+    key = (request.memory.device, request.memory.kind, request.require, request.cache)
+    file._plans[key] = Plan(
+        request.settings, target, route.segments[0].reason, job.refusals, direct, _process
+    )
+
+
+def _hard(request: Request, route: Route) -> bool:
+    """Whether the reason holds for every offset: asked for, or a refusal that is not one of alignment."""
+    code = route.segments[0].reason.code
+    if code in ("cache-use", "required-fallback"):
+        return True
+    return not code.endswith("-align") and any(r.code == code for s in route.scores for r in s.refusals)
+
+
+class SmallRead:
+    """One read by a plan; to whoever carries it out, counts it or waits for it, it is a `Job`."""
+
+    operation = None
+    direct_nbytes = 0
+    tickets = 1
+
+    def __init__(
+        self,
+        plan: Plan,
+        address: int,
+        where: tuple[int, int, int],
+        stream: int | None,
+        whole: Callable[[], Job],
+    ) -> None:
+        self.plan, self.target, self.refusals = plan, plan.target, plan.refusals
+        self._address, self._where, self.stream, self._whole = address, where, stream, whole
+        self.requested = where[0]
+        self.queued_at = self.started_at = self.ended_at = THREADS.now()
+        self.receipt: Receipt | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        self._on_done: Callable[[Any], None] | None = None
+
+    def begin(self, on_done: Callable[[Any], None] | None = None) -> None:
+        """As `Job.begin`."""
+        self._on_done = on_done
+        self.started_at = THREADS.now()
+
+    def work(self) -> None:
+        """Read, and tell whoever waits."""
+        try:
+            try:
+                moved = self._move()
+            except (OSError, NobounceError):
+                moved = False
+            if moved:
+                self.ended_at = THREADS.now()
+                self._account()
+            else:
+                self._do_whole()
+        except BaseException as e:
+            self.error = e if isinstance(e, Exception) else InternalError("the transfer was interrupted")
+            if not isinstance(e, Exception):
+                raise
+        finally:
+            self.done = True
+            if self._on_done is not None:
+                self._on_done(self)
+
+    def _move(self) -> bool:
+        """Whether every byte is where it belongs."""
+        plan, t = self.plan, self.target
+        nbytes, file_offset, buffer_offset = self._where
+        ring = t.ring
+        at = self._address + buffer_offset
+        if ring is None:
+            return rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
+        slot = ring.acquire(wait=True)
+        if slot is None:
+            return False
+        stream = ring.copy_stream()
+        try:
+            if plan.direct:
+                lead = file_offset % t.relay_align
+                ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
+                got = rawio.read_plain(t.relay_fd, slot[0], ask, file_offset - lead)
+            else:
+                lead = 0
+                got = rawio.read_plain(t.buffered_fd, slot[0], nbytes, file_offset, host_flags(t))
+            if got < lead + nbytes:
+                return False
+            with t.runtime.copy_calls(t.device) as calls:
+                calls.copy(at, slot[0] + lead, nbytes, stream)
+                calls.record(slot[1], stream)
+                calls.sync(slot[1])
+        finally:
+            ring.return_stream(stream)
+            ring.release(slot)
+        return True
+
+    def _account(self) -> None:
+        t = self.target
+        nbytes, file_offset, buffer_offset = self._where
+        part = Segment("fallback", file_offset, buffer_offset, nbytes, self.plan.reason, t.ring is not None)
+        self.receipt = Receipt(
+            op="read",
+            filename=t.filename,
+            device=t.device_name,
+            requested=nbytes,
+            nbytes=nbytes,
+            segments=(part,),
+            queued_at=self.queued_at,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+        )
+        if hooks.observers:
+            hooks.ended(self)  # type: ignore[arg-type]
+
+    def _do_whole(self) -> None:
+        job = self._whole()
+        job.queued_at = self.queued_at
+        job.begin()
+        while not job.done:
+            job.work()
+            job.wait()
+        self.receipt, self.error = job.receipt, job.error
+        self.started_at, self.ended_at = job.started_at, job.ended_at

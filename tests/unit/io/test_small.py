@@ -1,0 +1,219 @@
+"""Small reads by a kept plan: the same outcome as the whole way's, and the whole way wherever anything is out of the ordinary."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nobounce
+from nobounce import config
+from nobounce.errors import ArgumentError, RouteError, TransferError
+from nobounce.io import hooks, small
+from nobounce.runtimes import rawio
+
+NBYTES = 64 << 10
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "data.bin"
+    made.write_bytes(os.urandom(NBYTES))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One entry per read that went by a plan: whether it got there."""
+    done: list[bool] = []
+    plain = small.SmallRead._move
+
+    def noted(self: small.SmallRead) -> bool:
+        done.append(False)
+        done[-1] = plain(self)
+        return done[-1]
+
+    monkeypatch.setattr(small.SmallRead, "_move", noted)
+    return done
+
+
+def outcome(receipt: nobounce.Receipt) -> Any:
+    return (
+        receipt.op,
+        receipt.filename,
+        receipt.device,
+        receipt.requested,
+        receipt.nbytes,
+        receipt.segments,
+        receipt.evidence,
+    )
+
+
+WAYS = [
+    {"cache": "use"},
+    {"require": "fallback", "cache": "use"},
+    {"require": "fallback"},
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("where", [(4096, 0, 0), (4096, 8192, 4096), (1000, 4097, 33), (1, NBYTES - 1, 0)])
+def test_the_second_read_says_and_brings_what_the_first_did(
+    path: Path, device: str, way: dict[str, Any], where: tuple[int, int, int], quick: list[bool]
+) -> None:
+    nbytes, file_offset, buffer_offset = where
+    told = {"nbytes": nbytes, "file_offset": file_offset, "buffer_offset": buffer_offset, **way}
+    with nobounce.open(path) as f, nobounce.Device(device).allocate(16384) as buffer:
+        first = f.read(buffer, **told)
+        assert not quick
+        buffer.fill(0, stream=None)
+        second = f.read(buffer, **told)
+        with buffer.device.create_stream() as stream:
+            third = f.read_async(buffer, stream=stream, **told).result()
+        data = buffer.numpy().tobytes()[buffer_offset : buffer_offset + nbytes]
+    dropped = device == "cpu" and "cache" not in way  # pages are dropped behind those: always the whole way
+    assert quick == ([] if dropped else [True, True])
+    assert outcome(first) == outcome(second) == outcome(third)
+    assert data == path.read_bytes()[file_offset : file_offset + nbytes]
+
+
+TIMES = (
+    "bounce_pinned_bytes",
+    "seconds",
+    "queued_seconds",
+    "bytes_per_second_of_operation",
+    "latency",
+    "microseconds",
+    "pids",
+)
+
+
+def counted(found: Any) -> Any:
+    """Statistics without what is a time."""
+    if isinstance(found, dict):
+        return {k: counted(v) for k, v in found.items() if k not in TIMES}
+    return [counted(v) for v in found] if isinstance(found, list) else found
+
+
+@pytest.mark.parametrize("way", [{"cache": "use"}, {"require": "fallback"}])
+def test_it_is_counted_as_the_whole_way_is(path: Path, way: dict[str, Any], quick: list[bool]) -> None:
+    def added() -> Any:
+        before = nobounce.stats()
+        f.read(buffer, **way)
+        f.read_async(buffer, stream=stream, **way).result()
+        return counted((nobounce.stats() - before).to_dict())
+
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path) as f, device.allocate(4096) as buffer, device.create_stream() as stream:
+        f.read(buffer, **way)
+        by_plan = added()
+        assert quick == [True, True]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(small, "find", lambda *_: None)
+            whole = added()
+    assert by_plan == whole
+
+
+def test_short_at_the_end_of_the_file_is_the_whole_way_s_to_say(path: Path, quick: list[bool]) -> None:
+    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(8192) as buffer:
+        f.read(buffer, cache="use")
+        receipt = f.read(buffer, file_offset=NBYTES - 100, cache="use")
+    assert quick == [False]
+    assert receipt.nbytes == 100
+
+
+def test_an_error_is_reported_in_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(4096) as buffer:
+        f.read(buffer, cache="use")
+
+        def broken(*_: Any, **__: Any) -> int:
+            raise OSError(errno.EIO, "broken")
+
+        monkeypatch.setattr(rawio, "read_plain", broken)
+        with pytest.raises(TransferError) as caught:
+            f.read(buffer, file_offset=4096, cache="use")
+        monkeypatch.undo()
+        assert (caught.value.errno, caught.value.file_offset, caught.value.nbytes) == (errno.EIO, 4096, 4096)
+        assert caught.value.receipt is not None
+        assert f.read(buffer, cache="use").nbytes == 4096
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{"file_offset": -1}, {"buffer_offset": 1}, {"nbytes": 4097}, {"nbytes": -1}, {"buffer_offset": -4096}],
+)
+def test_a_bad_region_is_named_as_before(path: Path, where: dict[str, int], quick: list[bool]) -> None:
+    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(4096) as buffer:
+        f.read(buffer, cache="use")
+        with pytest.raises(ArgumentError):
+            f.read(buffer, **{"nbytes": 4096, "cache": "use", **where})
+    assert not quick
+
+
+def test_other_settings_are_judged_anew(path: Path, quick: list[bool]) -> None:
+    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(4096) as buffer:
+        f.read(buffer, cache="use")
+        config.override(config.Settings(allow_compat_mode=False))
+        with pytest.raises(RouteError):
+            f.read(buffer, nbytes=4095, cache="use")
+    assert not quick
+
+
+def test_whoever_watches_transfers_sees_each(path: Path, quick: list[bool]) -> None:
+    seen: list[hooks.Operation] = []
+
+    class Watch(hooks.Watcher):
+        def exited(self, operation: hooks.Operation) -> None:
+            seen.append(operation)
+
+    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(4096) as buffer:
+        f.read(buffer, cache="use")
+        watch = Watch()
+        hooks.add(watch)
+        try:
+            f.read(buffer, cache="use")
+        finally:
+            hooks.remove(watch)
+    assert len(seen) == 1
+    assert not quick
+
+
+def test_what_depends_on_the_place_is_never_kept(path: Path, quick: list[bool]) -> None:
+    """An aligned read goes direct, the next one's edges do not; with cache="auto" residency decides each time."""
+    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(8192) as buffer:
+        assert f.read(buffer, nbytes=100, file_offset=1).fallback_bytes == 100
+        assert f.read(buffer, nbytes=4096).fastpath_bytes == 4096
+        f.read(buffer, nbytes=4096, cache="auto")
+        f.read(buffer, nbytes=4096, cache="auto")
+    assert not quick
+
+
+def test_an_interrupt_opens_the_gate_and_reaches_the_caller(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        nobounce.open(path) as f,
+        nobounce.Device("sim:0").allocate(4096) as buffer,
+        buffer.device.create_stream() as s,
+    ):
+        f.read(buffer, cache="use")
+
+        def interrupted(*_: Any, **__: Any) -> bool:
+            raise KeyboardInterrupt
+
+        plan = next(iter(f._plans.values()))
+        read = small.SmallRead(
+            plan, buffer.handle, (4096, 0, 0), None, lambda: pytest.fail("not the whole way")
+        )
+        monkeypatch.setattr(small.SmallRead, "_move", interrupted)
+        ended: list[Any] = []
+        read.begin(ended.append)
+        with pytest.raises(KeyboardInterrupt):
+            read.work()
+        assert ended == [read]
+        assert read.error is not None
+        s.sync()
