@@ -12,10 +12,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nobounce.io import hooks
 from nobounce.io.hooks import Operation
+
+if TYPE_CHECKING:
+    from nobounce.io.batch_group import Group
 
 LIBRARIES = (
     ("libnvToolsExt.so", "nvtxRangeStartA", "nvtxRangeEnd"),
@@ -25,11 +28,11 @@ LIBRARIES = (
 
 
 class Ranges(hooks.Watcher):
-    """A range per transfer, from its first byte to its end; ranges of different threads may overlap."""
+    """A range per transfer, from its first byte to its end, and per group of a batch; ranges of different threads may overlap."""
 
     def __init__(self, start: Callable[[bytes], Any], stop: Callable[[Any], object]) -> None:
         self._start, self._stop = start, stop
-        self._open: dict[Operation, Any] = {}
+        self._open: dict[Operation | Group, Any] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -59,14 +62,25 @@ class Ranges(hooks.Watcher):
         return None
 
     def started(self, operation: Operation) -> None:
-        name = f"nobounce {operation.op} {operation.nbytes} B {operation.device}"
-        opened = self._start(name.encode("ascii", "replace"))
-        with self._lock:
-            self._open[operation] = opened
+        self._begin(operation, f"{operation.op} {operation.nbytes} B {operation.device}")
 
     def exited(self, operation: Operation) -> None:
+        self._end(operation)
+
+    def batch_submitted(self, group: Group, now: float) -> None:
+        self._begin(group, f"batch {group.op} of {len(group.nbytes)} {group.target.device_name}")
+
+    def batch_done(self, group: Group, now: float) -> None:
+        self._end(group)
+
+    def _begin(self, what: Operation | Group, name: str) -> None:
+        opened = self._start(f"nobounce {name}".encode("ascii", "replace"))
         with self._lock:
-            opened = self._open.pop(operation, None)
+            self._open[what] = opened
+
+    def _end(self, what: Operation | Group) -> None:
+        with self._lock:
+            opened = self._open.pop(what, None)
         if opened is not None:
             self._stop(opened)
 

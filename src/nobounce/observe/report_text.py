@@ -200,7 +200,7 @@ def prometheus(parts: Sequence[Stats]) -> str:
     for name, attribute, text in metrics:
         lines += [f"# HELP {name} {text}.", f"# TYPE {name} counter"]
         for part in parts:
-            pid = part.pids[0] if len(part.pids) == 1 else 0
+            pid = _pid(part)
             for f in part.flows:
                 labels = f'pid="{pid}",device="{_label(f.device)}",backend="{f.backend}",op="{f.op}"'
                 lines.append(f"{name}{{{labels}}} {getattr(f, attribute)}")
@@ -209,12 +209,36 @@ def prometheus(parts: Sequence[Stats]) -> str:
         "# TYPE nobounce_refusals_total counter",
     ]
     for part in parts:
-        pid = part.pids[0] if len(part.pids) == 1 else 0
+        pid = _pid(part)
         lines += [
             f'nobounce_refusals_total{{pid="{pid}",code="{_label(k)}"}} {n}'
             for k, n in sorted(part.refusals.items())
         ]
+    lines += [
+        "# HELP nobounce_reason_bytes_total Bytes by the reason for their way.",
+        "# TYPE nobounce_reason_bytes_total counter",
+    ]
+    for part in parts:
+        lines += [
+            f'nobounce_reason_bytes_total{{pid="{_pid(part)}",code="{_label(k)}"}} {n}'
+            for k, (_, n) in sorted(part.reasons.items())
+        ]
+    lines += ["# HELP nobounce_info What is in force in the process.", "# TYPE nobounce_info gauge"]
+    for part in parts:
+        facts = {
+            "pid": str(_pid(part)),
+            "command": part.command,
+            "level": str(part.level),
+            "allow_compat_mode": str(part.allow_compat_mode).lower(),
+            "force_compat_mode": str(part.force_compat_mode).lower(),
+        }
+        shown = ",".join(f'{k}="{_label(v)}"' for k, v in facts.items())
+        lines.append(f"nobounce_info{{{shown}}} 1")
     return "\n".join(lines) + "\n"
+
+
+def _pid(part: Stats) -> int:
+    return part.pids[0] if len(part.pids) == 1 else 0
 
 
 def _label(text: str) -> str:

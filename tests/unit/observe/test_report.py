@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from capabilities import need
 from nobounce.config import Settings
+from nobounce.errors import printable
 from nobounce.observe import report_text
 from nobounce.observe.analyse import analyse
 from nobounce.observe.counters import Counters
@@ -38,6 +41,30 @@ def test_prometheus_lines_are_well_formed(job: Maker) -> None:
     for row in text.splitlines():
         assert row.startswith("# ") or line.match(row), row
     assert 'backend="fastpath",op="read"} 4096' in text
+
+
+def test_prometheus_own_parser_reads_what_we_write(job: Maker) -> None:
+    need("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    one = stats(job(("direct", 4096), ("no-p2p", 100), device='x"\\\n', refusals=("no-p2p",)))
+    one = dataclasses.replace(one, command='run "a\\b"\nc')
+    families = {
+        f.name: f
+        for f in text_string_to_metric_families(report_text.prometheus([one, stats(job(("direct", 1)))]))
+    }
+    assert all(f.type in ("counter", "gauge") and f.documentation for f in families.values())
+    moved = {tuple(s.labels.values())[1:]: s.value for s in families["nobounce_bytes"].samples}
+    assert moved[printable('x"\\\n'), "fastpath", "read"] == 4096
+    assert moved["sim:0", "fastpath", "read"] == 1
+    assert [s.value for s in families["nobounce_refusals"].samples] == [1]
+    assert {s.labels["code"]: s.value for s in families["nobounce_reason_bytes"].samples[:2]} == {
+        "direct": 4096,
+        "no-p2p": 100,
+    }
+    info = families["nobounce_info"].samples[0].labels
+    assert (info["command"], info["level"], info["force_compat_mode"]) == ('run "a\\b"\nc', "1", "false")
+    assert list(text_string_to_metric_families(report_text.prometheus([]))) is not None
 
 
 def test_csv_has_a_row_per_flow(job: Maker) -> None:

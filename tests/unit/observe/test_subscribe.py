@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import nobounce
+from capabilities import need, tool
 from nobounce import config
 from nobounce.config import Settings
 from nobounce.errors import ConfigError, TransferCancelledError
@@ -114,11 +116,96 @@ def test_ranges_open_at_the_first_byte_and_close_at_the_end(data: Path) -> None:
     assert said == [b"nobounce read 8192 B cpu", 7]
 
 
+def test_a_group_of_a_batch_is_a_range(data: Path) -> None:
+    said: list[object] = []
+    ranges = Ranges(lambda name: said.append(name) or 7, lambda number: said.append(number))  # type: ignore[func-returns-value]
+    hooks.add(ranges)
+    with nobounce.open(data) as f, nobounce.Device("cpu").allocate(8192) as buffer, nobounce.Batch() as batch:
+        batch.read(f, buffer, file_offsets=[0, 4096], nbytes=4096)
+        batch.wait().check()
+    hooks.remove(ranges)
+    assert said == [b"nobounce batch read of 2 cpu", 7]
+
+
 def test_ranges_want_a_library_that_is_loaded_already(tmp_path: Path) -> None:
     assert Ranges.if_loaded() is None
     maps = tmp_path / "maps"
     maps.write_text("7f00-7f01 r-xp 00000000 00:00 1    /nowhere/libnvToolsExt.so.1\nnonsense\n")
     assert Ranges.if_loaded(str(maps)) is None
+
+
+LIBRARY = """
+#include <stdint.h>
+#include <stdio.h>
+uint64_t START(const char *name) { printf("start %s\\n", name); fflush(stdout); return 0x123456789abcdef0; }
+void STOP(uint64_t id) { printf("stop %llx\\n", (unsigned long long)id); fflush(stdout); }
+"""
+
+LOADER = """
+import ctypes, sys, nobounce
+library = ctypes.CDLL(sys.argv[1]) if sys.argv[1] else None
+with nobounce.open(sys.argv[2]) as f, nobounce.Device("cpu").allocate(8192) as b:
+    f.read(b)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "stop"),
+    [
+        ("libnvToolsExt.so.1", "nvtxRangeStartA", "nvtxRangeEnd"),
+        ("librocprofiler-sdk-roctx.so.0", "roctxRangeStartA", "roctxRangeStop"),
+        ("libroctx64.so.4", "roctxRangeStartA", "roctxRangeStop"),
+    ],
+)
+def test_ranges_go_through_a_library_that_the_process_has_loaded(
+    data: Path, tmp_path: Path, name: str, start: str, stop: str
+) -> None:
+    need("cc")
+    source, library = tmp_path / "x.c", tmp_path / name
+    source.write_text(LIBRARY.replace("START", start).replace("STOP", stop))
+    subprocess.run([tool("cc"), "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+
+    def said(path: str) -> list[str]:
+        command = [sys.executable, "-c", LOADER, path, str(data)]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=60
+        ).stdout.splitlines()
+
+    assert said(str(library)) == ["start nobounce read 8192 B cpu", "stop 123456789abcdef0"]
+    assert said("") == []
+
+
+def test_ranges_go_through_torch_where_it_brings_nvtx_inside_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    fake = SimpleNamespace(range_start=lambda name: said.append(name) or 5, range_end=said.append)
+    monkeypatch.delitem(sys.modules, "nvtx", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.cuda.nvtx", fake)
+    for cuda, expected in (("13.0", True), (None, False)):
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=cuda)))
+        ranges = Ranges.if_loaded(os.devnull)
+        assert (ranges is not None) == expected, (
+            "on ROCm and on CPU builds torch.cuda.nvtx is not there to be called"
+        )
+        if ranges is not None:
+            operation = Operation("read", "f", "cuda:0", 0, 7, None, 1.0, 1)
+            ranges.started(operation)
+            ranges.exited(operation)
+    assert said == ["nobounce read 7 B cuda:0", 5]
+
+
+def test_a_module_that_gives_no_handle_is_not_asked_to_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvtx gives None where no tool listens."""
+    ended: list[object] = []
+    monkeypatch.setitem(
+        sys.modules, "nvtx", SimpleNamespace(start_range=lambda name: None, end_range=ended.append)
+    )
+    ranges = Ranges.if_loaded(os.devnull)
+    assert ranges is not None
+    operation = Operation("read", "f", "cpu", 0, 7, None, 1.0, 1)
+    ranges.started(operation)
+    ranges.exited(operation)
+    assert ended == []
+    assert ranges._open == {}
 
 
 def test_ranges_go_through_a_module_that_is_imported(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
