@@ -234,7 +234,16 @@ def _io_uring() -> str:
 
 for _name in ("cc", "chromedriver", "chromium", "fio", "git", "losetup", "tune2fs"):
     CAPABILITIES[_name] = _program(_name)
-for _name in ("ml_dtypes", "numpy", "opentelemetry", "prometheus_client", "safetensors", "selenium", "torch"):
+for _name in (
+    "ml_dtypes",
+    "numpy",
+    "opentelemetry",
+    "prometheus_client",
+    "safetensors",
+    "selenium",
+    "torch",
+    "typer",
+):
     CAPABILITIES[_name] = _package(_name)
 
 

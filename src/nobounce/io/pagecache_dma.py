@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError
+from nobounce.io import hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Relay
 from nobounce.io.quiet import quiet_of
@@ -62,6 +63,7 @@ class PageCacheDma:
         self._stream: int | None = None
         self._held: list[tuple[int, int]] = []
         self._pieces: list[Piece] = []
+        self._began = 0.0
 
     def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         """Begin the copy of a window; its piece comes out of `flush`. Raises as Relay does."""
@@ -75,6 +77,7 @@ class PageCacheDma:
             return self._relay.move(chunk)
         if self._stream is None:
             self._stream = self._ring.copy_stream()
+            self._began = t.runtime.scheduler.now() if hooks.watchers else 0.0
         source = address + chunk.file_offset - first
         t.runtime.copy_async(t.address + chunk.buffer_offset, source, nbytes, self._stream)
         self._pieces.append(
@@ -122,6 +125,11 @@ class PageCacheDma:
         if self._stream is not None:
             try:
                 self._target.runtime.stream_sync(self._stream)
+                if hooks.watchers and self._pieces:
+                    t, nbytes = self._target, sum(p.nbytes for p in self._pieces)
+                    hooks.copied(
+                        t.device_name, self._stream, t.op, nbytes, self._began, t.runtime.scheduler.now()
+                    )
             finally:
                 self._ring.return_stream(self._stream)
                 self._stream = None

@@ -243,6 +243,26 @@ def test_more_groups_at_once_than_tracks_are_summed_up(tmp_path: Path, data: Pat
     assert f"{10} groups of batches have no slice" in render(data_, "x")
 
 
+def test_copies_straight_from_the_page_cache_have_a_copy_stream_too(tmp_path: Path, data: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+
+    class Copies(hooks.Watcher):
+        def copied(self, device: str, stream: int, op: str, nbytes: int, began: float, ended: float) -> None:
+            assert began <= ended
+            heard.append((device, stream, nbytes))
+
+    config.override(Settings(page_cache_dma="1"))
+    data.write_bytes(os.urandom(96 * MIB))
+    copies = Copies()
+    with nobounce.open(data) as f, nobounce.Device("sim:0").allocate(96 * MIB) as buffer:
+        hooks.add(copies)
+        receipt = f.read(buffer, cache="use")
+        hooks.remove(copies)
+    assert receipt.host_traffic_bytes < 2 * receipt.nbytes, "some of it came without a relay"
+    assert sum(n for _, _, n in heard) == receipt.nbytes
+    assert {(d, s > 0) for d, s, _ in heard} == {("sim:0", True)}
+
+
 def test_every_event_is_in_the_file_when_it_has_ended(tmp_path: Path) -> None:
     tracer = Tracer(str(tmp_path / "t.json"), 2)
     operation = Operation("read", "f", "cpu", 0, 1, None, 1.0, threading.get_native_id(), 1.0, 1.1)
