@@ -39,8 +39,8 @@ Where = tuple[int | None, int, int]
 """(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
 
 PAGE = 4096
-KERNEL_SLOTS = 16
-"""Slots of the ring that a synchronous transfer's one thread keeps full (uring_relay)."""
+KERNEL_SLOTS, KERNEL_CHUNK = 16, 64 << 20
+"""Slots of the ring that a synchronous transfer's one thread keeps full (uring_relay), and bytes it is given at a time."""
 
 
 def memory_of(view: Buffer) -> MemoryFacts:
@@ -188,13 +188,13 @@ def make_job(
             width = max(1, ring_workers + dma)
     relayed = ring is not None and all(s.backend == "fallback" for s in route.segments)
     if relayed and request.op == "read" and not dma and kernel_relay(request.nbytes, pool.scheduler):
-        kernel, width = KERNEL_SLOTS, 1
+        kernel, width, chunk_nbytes = KERNEL_SLOTS, 1, max(chunk_nbytes, KERNEL_CHUNK)
     if ahead and ring is not None:
         share = request.settings.async_buffer_nbytes
-        chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
         if kernel:
             kernel = max(1, share // ring.slot_nbytes)
         else:
+            chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
             width, slots = stream_width(share, ring.slot_nbytes)
         ring.prepare(kernel or width * slots, width)
     relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0

@@ -2,53 +2,78 @@
 
 Threads of this process hand the interpreter's lock to one another at every call, four times a slot; with twelve of them that
 takes as long as copying 2 MiB. io_uring's workers copy from the page cache without it, so one thread reaches the link, and a
-program's own threads are left alone. A read is cut into slices, which several workers fill at once: a stream that may hold
-four slots only still keeps sixteen reads under way.
+program's own threads are left alone. Slots are divided so that sixteen reads are under way, also for a stream that may hold
+four slots only; copies of neighbours that ended together are one call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import deque
+from typing import NamedTuple
 
 from nobounce.errors import DeviceError
-from nobounce.io import fallback, uring
+from nobounce.io import fallback, hooks, uring
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Mover, PartialError, Relay, host_flags
-from nobounce.io.target import Chunk, Piece, Target
+from nobounce.io.target import PAGE, Chunk, Piece, Target
 
-SLICE_NBYTES = 1 << 20
+UNITS = 16
+"""Reads that a relay keeps under way, if its slots can be divided into as many."""
+LEAST_NBYTES = 256 << 10
+"""Smaller reads cost more to ask for than they gain by being many."""
 DEPTH = 256
-"""Reads that may be under way in one ring: the slices of all slots of a device."""
+"""Reads that may be under way in one ring."""
 MIN_NBYTES = 16 << 20
 """Below this, a transfer is over before the kernel's workers have started."""
 KEPT = 8
 """Rings kept for the next transfer."""
+MOST_WORKERS = 12
+"""Kernel workers of a thread that submits: as many as the memory of 16 cores keeps busy."""
 
 _ASYNC = 1 << 4
-"""IOSQE_ASYNC: by a worker, not by the submitting thread, which would copy a page-cached slice itself."""
+"""IOSQE_ASYNC: by a worker, not by the submitting thread, which would copy page-cached bytes itself."""
 
 _idle: list[uring.Ring] = []
 
 
-class _Fill:
-    """A slot that is being read into."""
+class _Unit:
+    """A part of a slot. While it is read into: `nbytes` from `file_offset`, `lead` bytes behind its start."""
 
-    __slots__ = ("chunk", "lead", "missing", "moved", "piece", "slot")
+    __slots__ = ("address", "buffer_offset", "chunk", "file_offset", "lead", "nbytes", "slot")
+    chunk: Chunk
 
-    def __init__(self, slot: tuple[int, int], piece: Piece, lead: int, chunk: Chunk) -> None:
-        self.slot, self.piece, self.lead, self.chunk = slot, piece, lead, chunk
-        self.missing = self.moved = 0
+    def __init__(self, slot: tuple[int, int], address: int) -> None:
+        self.slot, self.address = slot, address
+        self.file_offset = self.buffer_offset = self.nbytes = self.lead = 0
+
+
+class _Batch(NamedTuple):
+    """Copies that one event stands for."""
+
+    event: int
+    units: list[_Unit]
+    pieces: list[Piece]
+    began: float
 
 
 class UringRelay(Relay):
-    """The share of one thread, which holds up to `target.kernel_slots` slots."""
+    """The share of one thread, which holds up to `target.kernel_slots` slots of the ring."""
 
     def __init__(self, target: Target, ring: Ring, kernel: uring.Ring) -> None:
         super().__init__(target, ring)
         self._kernel = kernel
-        self._free: list[tuple[int, int]] = []
-        self._fills: dict[int, _Fill] = {}
+        share = target.kernel_slots * ring.slot_nbytes // UNITS
+        self._unit_nbytes = min(ring.slot_nbytes, max(LEAST_NBYTES, share // PAGE * PAGE))
+        self._held: list[tuple[int, int]] = []
+        self._free: deque[_Unit] = deque()
+        self._events: list[int] = []
+        self._reading: dict[int, _Unit] = {}
+        self._batches: deque[_Batch] = deque()
+        self._new: list[tuple[int, ...]] = []
         self._number = 0
+        self._arrived: list[Piece] = []
         self._end: int | None = None
         self._failure: tuple[int, OSError] | None = None
         self._lost: DeviceError | None = None
@@ -56,140 +81,195 @@ class UringRelay(Relay):
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t = self._target
         self._ready()
-        pieces: list[Piece] = []
         done = 0
         while done < chunk.nbytes and self._failure is None and self._lost is None:
-            slot = self._slot(pieces)
-            at = chunk.file_offset + done
-            lead = at % t.relay_align if chunk.direct else 0
-            n = min(self._ring.slot_nbytes - lead, chunk.nbytes - done)
-            piece = Piece("fallback", at, chunk.buffer_offset + done, n, chunk.reason, True)
-            self._start(_Fill(slot, piece, lead, chunk))
+            unit = self._unit()
+            unit.chunk = chunk
+            unit.file_offset = at = chunk.file_offset + done
+            unit.buffer_offset = chunk.buffer_offset + done
+            unit.lead = at % t.relay_align if chunk.direct else 0
+            unit.nbytes = n = min(self._unit_nbytes - unit.lead, chunk.nbytes - done)
+            self._start(unit)
             done += n
         self._harvest(wait=False)
-        self._raise(pieces)
-        return pieces, self._end
+        return self._report(), self._end
 
-    def _start(self, fill: _Fill) -> None:
-        """Put the slot's reads into the submission ring; `_harvest` hands them over."""
-        import numpy as np
-
-        t, kernel, piece = self._target, self._kernel, fill.piece
-        if fill.chunk.direct:
-            whole = -(-(fill.lead + piece.nbytes) // t.relay_align) * t.relay_align
-            unit, fd, head, flags = whole, t.relay_fd, uring.OP_READ, 0
+    def _start(self, unit: _Unit) -> None:
+        """Note the read; `_harvest` hands it to the kernel."""
+        t = self._target
+        if unit.chunk.direct:
+            whole = -(-(unit.lead + unit.nbytes) // t.relay_align) * t.relay_align
+            head, fd, flags = uring.OP_READ, t.relay_fd, 0
         else:
-            whole, unit, fd = piece.nbytes, SLICE_NBYTES, t.buffered_fd
+            whole, fd = unit.nbytes, t.buffered_fd
             head, flags = uring.OP_READ | _ASYNC << 8, host_flags(t)
-        first = piece.file_offset - fill.lead
         number = self._number = self._number + 1
-        rows = [
-            (
-                head | fd << 32,
-                first + at,
-                fill.slot[0] + at,
-                min(unit, whole - at) | flags << 32,
-                number,
-                0,
-                0,
-                0,
-            )
-            for at in range(0, whole, unit)
-        ]
-        fill.missing = len(rows)
-        self._fills[number] = fill
-        while kernel.room < len(rows):
-            self._harvest(wait=True)
-        kernel.put(np.array(rows, np.uint64))
+        at = unit.file_offset - unit.lead
+        self._new.append((head | fd << 32, at, unit.address, whole | flags << 32, number, 0, 0, 0))
+        self._reading[number] = unit
 
     def _harvest(self, *, wait: bool) -> None:
-        """Hand over what was put in, and queue the copies of the slots that are full."""
+        """Hand new reads over, and queue the copies of what has been read."""
+        import numpy as np
+
         kernel = self._kernel
+        if self._new:
+            kernel.put(np.array(self._new, np.uint64))
+            self._new.clear()
         kernel.enter(1 if wait and not kernel.waiting else 0)
         ends = kernel.take()
+        if not len(ends):
+            return
+        read: list[_Unit] = []
         for number, result in zip(ends["user_data"].tolist(), ends["result"].tolist(), strict=True):
-            fill = self._fills[number]
-            fill.missing -= 1
-            fill.moved += max(0, result)
-            if not fill.missing:
-                del self._fills[number]
-                self._filled(fill)
+            unit = self._reading.pop(number)
+            if result >= unit.lead + unit.nbytes or self._again(unit):
+                read.append(unit)
+            else:
+                self._free.append(unit)
+        if read:
+            self._copy(read)
 
-    def _filled(self, fill: _Fill) -> None:
-        t, piece, slot = self._target, fill.piece, fill.slot
-        moved = piece.nbytes
+    def _again(self, unit: _Unit) -> bool:
+        """A read that came back short or failed: a plain one says where the file ends, or what is wrong."""
+        moved, ended, error = self._fill(
+            unit.address, unit.file_offset, unit.nbytes, unit.lead, direct=unit.chunk.direct
+        )
+        position = unit.file_offset + moved
+        if ended:
+            self._end = position if self._end is None else min(self._end, position)
+        if error is not None and (self._failure is None or position < self._failure[0]):
+            self._failure = position, error
+        unit.nbytes = moved
+        return moved > 0
+
+    def _copy(self, units: list[_Unit]) -> None:
+        """Queue the copies: one for each run of neighbours, one event behind them all."""
+        t, stream, copy = self._target, self._stream or 0, self._calls.copy
+        units.sort(key=_place)
+        pieces: list[Piece] = []
+        began = self._now()
         try:
-            if fill.moved < fill.lead + moved:
-                # Short or failed: a plain read says where the file ends, or what is wrong.
-                moved, ended, error = self._fill(
-                    slot[0], piece.file_offset, piece.nbytes, fill.lead, direct=fill.chunk.direct
-                )
-                position = piece.file_offset + moved
-                if ended:
-                    self._end = position if self._end is None else min(self._end, position)
-                if error is not None and (self._failure is None or position < self._failure[0]):
-                    self._failure = position, error
-            if not moved:
-                self._free.append(slot)
-                return
-            stream = self._stream or 0
-            began = self._now()
-            self._calls.copy(t.address + piece.buffer_offset, slot[0] + fill.lead, moved, stream)
-            self._calls.record(slot[1], stream)
+            if not self._events:
+                self._settle_oldest()
+            first = 0
+            while first < len(units):
+                u = units[first]
+                nbytes, last = u.nbytes, first + 1
+                while last < len(units) and _follows(u, nbytes, units[last]):
+                    nbytes += units[last].nbytes
+                    last += 1
+                copy(t.address + u.buffer_offset, u.address + u.lead, nbytes, stream)
+                pieces.append(Piece("fallback", u.file_offset, u.buffer_offset, nbytes, u.chunk.reason, True))
+                first = last
+            self._calls.record(self._events[-1], stream)
         except DeviceError as e:
             self._lost = self._lost or e
-            self._free.append(slot)
+            self._free.extend(units)
             return
-        self._pending.append((slot, piece._replace(nbytes=moved), began))
+        self._batches.append(_Batch(self._events.pop(), units, pieces, began))
 
-    def _slot(self, finished: list[Piece]) -> tuple[int, int]:
-        ring, pending, query = self._ring, self._pending, self._calls.query
+    def _settle_oldest(self) -> None:
+        """Wait for the oldest copies: their units are free, and their bytes have arrived. Raises DeviceError."""
+        batch = self._batches.popleft()
+        self._free.extend(batch.units)
+        self._events.append(batch.event)
+        self._calls.sync(batch.event)
+        self._arrived += batch.pieces
+        if hooks.watchers:
+            self._tell(sum(p.nbytes for p in batch.pieces), batch.began)
+
+    def _unit(self) -> _Unit:
+        """A free part of a slot, had by whatever comes first: an unused one, a slot of the ring, the end of a copy."""
+        ring = self._ring
         while True:
-            while pending and query(pending[0][0][1]):
-                self._free.append(self._take(finished))
+            while self._batches and self._calls.query(self._batches[0].event):
+                self._settle_oldest()
+            if ring.wanted:
+                self._give_slots()
             if self._free:
-                slot = self._free.pop()
-                if not ring.wanted:
-                    return slot
-                ring.release(slot)
-            under_way = len(self._fills) + len(pending)
-            if under_way < self._target.kernel_slots:
-                found = ring.acquire(wait=not under_way)
-                if found is not None:
-                    return found
-            if self._fills:
-                self._harvest(wait=not pending)
-            if pending and not self._free:
-                self._free.append(self._take(finished))
+                return self._free.popleft()
+            if len(self._held) < self._target.kernel_slots:
+                slot = ring.acquire(wait=not self._held)
+                if slot is not None:
+                    self._hold(slot)
+                    continue
+            if self._reading:
+                self._harvest(wait=not self._batches)
+            if self._batches and not self._free:
+                self._settle_oldest()
 
-    def _take(self, finished: list[Piece]) -> tuple[int, int]:
-        piece, slot = self._settle()
-        finished.append(piece)
-        return slot
+    def _hold(self, slot: tuple[int, int]) -> None:
+        self._held.append(slot)
+        self._events.append(slot[1])
+        step = self._unit_nbytes
+        last = self._ring.slot_nbytes - step
+        self._free.extend(_Unit(slot, slot[0] + at) for at in range(0, last + 1, step))
 
-    def _raise(self, pieces: list[Piece]) -> None:
+    def _give_slots(self) -> None:
+        """Somebody waits for a slot: give back those that nothing is in, but for the last one held."""
+        for slot in list(self._held):
+            parts = [u for u in self._free if u.slot is slot]
+            whole = self._ring.slot_nbytes // self._unit_nbytes
+            if len(self._held) > 1 and len(parts) == whole and slot[1] in self._events:
+                self._held.remove(slot)
+                self._events.remove(slot[1])
+                for part in parts:
+                    self._free.remove(part)
+                self._ring.release(slot)
+
+    def _report(self) -> list[Piece]:
+        """What has arrived since the last report. Raises PartialError and DeviceError, once each."""
+        pieces, self._arrived = self._arrived, []
         lost, self._lost = self._lost, None
         if lost is not None:
             raise lost
         failure, self._failure = self._failure, None
         if failure is not None:
             raise PartialError(failure[1], pieces, failure[0]) from failure[1]
+        return pieces
 
     def flush(self) -> list[Piece]:
         """As `Relay.flush`; also raises PartialError. Returns only when the kernel writes into no slot any more."""
-        while self._fills:
-            self._harvest(wait=True)
-        for slot in self._free:
-            self._ring.release(slot)
-        self._free.clear()
-        kernel = self._kernel
-        if len(_idle) < KEPT:
-            _idle.append(kernel)
-        else:
-            kernel.close()
-        pieces = super().flush()
-        self._raise(pieces)
-        return pieces
+        try:
+            while self._reading:
+                self._harvest(wait=True)
+            lost = self._lost
+            while self._batches:
+                try:
+                    self._settle_oldest()
+                except DeviceError as e:
+                    lost = self._lost = self._lost or e
+            if lost is not None and self._stream is not None:  # copies without an event may be under way
+                with contextlib.suppress(DeviceError):
+                    self._target.runtime.stream_sync(self._stream)
+            for slot in self._held:
+                self._ring.release(slot)
+            self._held.clear()
+            self._free.clear()
+            self._events.clear()
+            if len(_idle) < KEPT:
+                _idle.append(self._kernel)
+            else:
+                self._kernel.close()
+        finally:
+            super().flush()
+        return self._report()
+
+
+def _place(unit: _Unit) -> int:
+    return unit.file_offset
+
+
+def _follows(first: _Unit, nbytes: int, unit: _Unit) -> bool:
+    """Whether `unit` goes on where `nbytes` from `first` end, in the file, in the slot and at the destination."""
+    return (
+        unit.slot is first.slot
+        and unit.address + unit.lead == first.address + first.lead + nbytes
+        and unit.file_offset == first.file_offset + nbytes
+        and unit.buffer_offset == first.buffer_offset + nbytes
+        and unit.chunk.reason is first.chunk.reason
+    )
 
 
 def mover(target: Target) -> Mover:
@@ -207,7 +287,7 @@ def _take_ring() -> uring.Ring:
         return _idle.pop()
     except IndexError:
         made = uring.Ring(DEPTH)
-        made.limit_workers(max(2, min(16, len(os.sched_getaffinity(0)))))
+        made.limit_workers(max(2, min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
         return made
 
 
