@@ -19,6 +19,7 @@ from nobounce.formats.strictjson import raw_decode
 from nobounce.formats.tensorinfo import Layout, TensorInfo, layout
 
 _PIECE = 1 << 20  # characters scanned at a time
+_TAIL = 4096  # more padding than any writer prints; what follows it is left to the JSON parser
 _METADATA = '{"__metadata__":'
 _NAME = r'"([^"\\\x00-\x1f]*)"'
 _OFFSET = r"(0|[1-9][0-9]{0,19})"
@@ -34,6 +35,7 @@ class _Spelling:
         kind = rf'"dtype":{s}"([A-Z0-9_]+)",{s}"shape":{s}\[([0-9,{s}]*)\]'
         span = rf'"data_offsets":{s}\[{_OFFSET},{s}{_OFFSET}\]'
         first, second = (span, kind) if offsets_first else (kind, span)
+        self.space, self.offsets_first = s, offsets_first
         self.order = (0, 3, 4, 1, 2) if offsets_first else (0, 1, 2, 3, 4)
         self.comma = f",{s}"
         self.end = f"]}},{s}"
@@ -59,12 +61,21 @@ class Scan(NamedTuple):
     metadata: Any
 
 
-def scan(text: str) -> Scan | None:
-    """The tensors of a header that begins with "{", or None where it wants the JSON parser.
-
-    Names are unique and dtypes and shapes sound; ranges are not judged.
+class Outline(NamedTuple):
+    """Where a header's entries stand (`position` to `end`, the place of the last "}"), how they are printed, the value
+    of __metadata__.
     """
-    end = len(text.rstrip(" ")) - 1
+
+    position: int
+    end: int
+    spelling: _Spelling
+    metadata: Any
+
+
+def outline(text: str) -> Outline | None:
+    """The outline of a header that begins with "{", or None where it wants the JSON parser."""
+    tail = text[-_TAIL:]
+    end = (len(text) - len(tail) + len(tail.rstrip(" "))) - 1
     metadata: Any = {}
     position = 1
     if text.startswith(_METADATA):
@@ -79,8 +90,18 @@ def scan(text: str) -> Scan | None:
     if not text.startswith("}", end):
         return None
     spelling = next((s for s in _SPELLINGS if s.entry.match(text, position, end)), None)
-    if spelling is None:
+    return None if spelling is None else Outline(position, end, spelling, metadata)
+
+
+def scan(text: str) -> Scan | None:
+    """The tensors of a header that begins with "{", or None where it wants the JSON parser.
+
+    Names are unique and dtypes and shapes sound; ranges are not judged.
+    """
+    found = outline(text)
+    if found is None:
         return None
+    position, end, spelling, metadata = found
     tensors: dict[str, TensorInfo] = {}
     needed: list[int] = []
     layouts: dict[tuple[str, str], Layout] = {}

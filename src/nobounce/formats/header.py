@@ -24,15 +24,14 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from nobounce import errors
 from nobounce.errors import FormatError, printable
-from nobounce.formats import fastscan
+from nobounce.formats import columnscan, fastscan
 from nobounce.formats.strictjson import Repeated, clip, loads
-from nobounce.formats.tensorinfo import TensorInfo, layout
+from nobounce.formats.tensorinfo import Header, TensorInfo, layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,29 +59,6 @@ class Reader(Protocol):
     """Anything with read(nbytes) -> bytes that may return fewer bytes than asked, and b"" only at the end."""
 
     def read(self, nbytes: int, /) -> bytes: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """A header that has been checked.
-
-    Attributes: `path`; `file_nbytes`; `header_nbytes` (the JSON with its padding); `data_offset` (where the
-    data section begins in the file: 8 + header_nbytes, of any alignment, case C70); `tensors` by name, in the
-    order of the file; `metadata`; `warnings`, sentences about what is odd but allowed.
-    """
-
-    path: str
-    file_nbytes: int
-    header_nbytes: int
-    data_offset: int
-    tensors: dict[str, TensorInfo]
-    metadata: dict[str, str]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def data_nbytes(self) -> int:
-        """Bytes of the data section."""
-        return self.file_nbytes - self.data_offset
 
 
 def read_header_of(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT, strict: bool = True) -> Header:
@@ -139,13 +115,20 @@ def _need_regular(mode: int, path: str) -> None:
 
 
 def read_header(
-    source: int | Reader, *, path: str, file_nbytes: int, limit: int = HEADER_LIMIT, strict: bool = True
+    source: int | Reader,
+    *,
+    path: str,
+    file_nbytes: int,
+    limit: int = HEADER_LIMIT,
+    strict: bool = True,
+    announce: Callable[[int], None] | None = None,
 ) -> Header:
     """Read and check the header of a file of `file_nbytes` bytes, from a descriptor or from a stream at its
     start.
 
     The descriptor's position is not used and not moved; nothing is closed. A header of more than `limit`
     bytes, or one that reaches beyond the file, is refused before memory is taken for it (cases C1, C2).
+    `announce` is told where the data section begins before the header is read.
     Raises FormatError; FileError where reading fails.
     """
     if file_nbytes < 8:
@@ -159,6 +142,8 @@ def read_header(
     if declared > file_nbytes - 8:
         reason = f"the declared header length {declared} reaches beyond the file of {file_nbytes} bytes"
         raise FormatError(reason, filename=path, offset=0)
+    if announce is not None:
+        announce(8 + declared)
     raw = _read(source, declared, 8, path, file_nbytes)
     return parse_header(raw, path=path, file_nbytes=file_nbytes, data_offset=8 + declared, strict=strict)
 
@@ -220,6 +205,12 @@ def _parse(raw: bytes, path: str, file_nbytes: int, data_offset: int, strict: bo
         bad("the header is not valid UTF-8", offset=begin + error.start)
 
     warnings: list[str] = []
+    columns = columnscan.scan(raw, text, file_nbytes - data_offset)
+    if columns is not None:
+        metadata = _metadata(columns.metadata, strict, bad, warnings)
+        return Header(
+            path, file_nbytes, len(raw), data_offset, None, metadata, tuple(warnings), columns=columns
+        )
     scanned = fastscan.scan(text)
     if scanned is not None:
         metadata = _metadata(scanned.metadata, strict, bad, warnings)

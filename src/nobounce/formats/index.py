@@ -240,6 +240,8 @@ def verify_index(index: Index | None, headers: Mapping[str, Header], *, strict: 
     A tensor in two files is always refused, also without an index. Else, where index and shards disagree
     (case C91): FormatError if `strict`, else everything is listed in the report. Pure.
     """
+    if index is None and len(headers) == 1:
+        return IndexReport()
     owner: dict[str, str] = {}
     for shard, header in headers.items():
         for name in owner.keys() & header.tensors.keys():

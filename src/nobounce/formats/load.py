@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,19 +19,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from nobounce.device import Device, default_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
 from nobounce.facts.pagecache import residency
+from nobounce.formats.columnscan import PART
 from nobounce.formats.header import Header, read_header
 from nobounce.formats.index import ModelFiles, resolve, verify_index
 from nobounce.formats.placement import Placement, check_align, place, rounds
 from nobounce.io.file import File
 from nobounce.io.file import open as open_file
-from nobounce.io.populate import populate_ahead
-from nobounce.io.prepare import transfer
+from nobounce.io.fresh import read_fresh
+from nobounce.io.populate import Populate, populate_ahead
 from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require
 from nobounce.tensor import Tensor
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
+    from nobounce.formats.columnscan import Rows
 
 Framework = Literal["numpy", "torch"]
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -37,6 +41,7 @@ Progress = Callable[[str, int], None]
 
 SCRATCH = 16 << 20
 KEEP_OPEN = 16
+PIECE = 128 << 10
 RWF_DONTCACHE = 0x80
 
 
@@ -74,13 +79,20 @@ class Opened:
 
     def _read_header(self) -> Header:
         fd, nbytes = self.file.fileno(), self._identity[2]
-        cold = residency(fd, 0, nbytes).resident_bytes == 0
+        resident = residency(fd, 0, nbytes).resident_bytes
+        cold = resident == 0
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         try:
-            return read_header(_QuietReader(fd), path=self.path, file_nbytes=nbytes)
+            reader = _QuietReader(fd, 0 if cold or resident == nbytes else RWF_DONTCACHE)
+            return read_header(reader, path=self.path, file_nbytes=nbytes, announce=self._fetch)
         finally:
             if cold:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _fetch(self, data_offset: int) -> None:
+        """Have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
+        if data_offset > PIECE:
+            os.posix_fadvise(self.file.fileno(), 0, data_offset, os.POSIX_FADV_WILLNEED)
 
     def _check(self) -> None:
         now = self._look()
@@ -110,23 +122,26 @@ class Opened:
 
 
 class _QuietReader:
-    """Reads the header without leaving it in the page cache where the kernel can (RWF_DONTCACHE, Linux 6.14)."""
+    """Reads the header; with RWF_DONTCACHE (Linux 6.14) without leaving it in the page cache, where the kernel can."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd, self._position, self._flags = fd, 0, RWF_DONTCACHE
+    def __init__(self, fd: int, flags: int) -> None:
+        self._fd, self._position, self._flags = fd, 0, flags
 
     def read(self, nbytes: int, /) -> bytes:
-        buffer = bytearray(nbytes)
-        try:
-            moved = os.preadv(self._fd, [buffer], self._position, self._flags)
-        except OSError as e:
-            if not self._flags or e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
-            self._flags = 0
-            moved = os.preadv(self._fd, [buffer], self._position)
-        self._position += moved
-        del buffer[moved:]
-        return bytes(buffer)
+        data = self._read(nbytes)
+        self._position += len(data)
+        return data
+
+    def _read(self, nbytes: int) -> bytes:
+        if self._flags:
+            buffer = bytearray(nbytes)
+            try:
+                return bytes(buffer[: os.preadv(self._fd, [buffer], self._position, self._flags)])
+            except OSError as e:
+                if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+                self._flags = 0
+        return os.pread(self._fd, nbytes, self._position)
 
 
 def open_model(paths: Paths) -> tuple[ModelFiles, list[Opened]]:
@@ -191,6 +206,9 @@ def load(
         for one in opened:
             receipts.append(_load_one(model, one, target, framework, require, cache, want, progress))
             model.metadata = {**one.header.metadata, **model.metadata}
+    except BaseException:
+        model.clear()  # the error's traceback would keep it, and the memory with it
+        raise
     finally:
         close_model(opened)
     model.receipts = tuple(receipts)
@@ -214,39 +232,54 @@ def _load_one(
     align: int,
     progress: Progress | None,
 ) -> Receipt:
-    with one.reading() as file:
-        spot = place(one.header, align=align, grain=grain_of(file))
-        slab = device.allocate(spot.slab_nbytes)
-        ahead = populate_ahead(slab) if _is_cold(file, spot, cache) else None
-        try:
+    slab: Buffer | None = None
+    ahead: Populate | None = None
+    made: dict[str, Any] = {}
+    try:
+        with one.reading() as file:
+            spot = place(one.header, align=align, grain=grain_of(file))
+            slab = device.allocate(spot.slab_nbytes)
+            build = functools.partial(_hand_out, made, one.header, spot, slab, framework)
+            # What only looks at the memory can be made while it is being filled.
+            early = not spot.moves and (framework is None or slab.is_host_accessible)
+            cold = _is_cold(file, spot, require, cache)
             where = spot.nbytes, spot.file_offset, 0
-            receipt = transfer(file, "read", slab, where, require, cache, progress=progress)
-        except BaseException:
-            if ahead is not None:
-                ahead.stop()
-            slab.close()
-            raise
+
+            def meanwhile(slab: Buffer = slab, build: Callable[[], None] = build) -> None:
+                # Not before the readers' threads are there: mapping their stacks would wait for it.
+                nonlocal ahead
+                ahead = populate_ahead(slab) if cold else None
+                if early:
+                    build()
+
+            receipt = read_fresh(file, slab, where, require, cache, meanwhile=meanwhile, progress=progress)
+            if receipt.nbytes < spot.needed:
+                at = spot.file_offset + receipt.nbytes
+                raise FileChangedError(
+                    f"{printable(one.path)}: the file ended at offset {at} of {one.header.file_nbytes} while it was read",
+                    errno.ESTALE,
+                    one.path,
+                )
+        if spot.moves:
+            _move(slab, spot, device)
+        if not early:
+            build()
+        model.update(made)
+    except BaseException:
+        made.clear()
+        raise
+    finally:
         if ahead is not None:
             ahead.stop()
-        if receipt.nbytes < spot.needed:
+        if slab is not None:
             slab.close()
-            at = spot.file_offset + receipt.nbytes
-            raise FileChangedError(
-                f"{printable(one.path)}: the file ended at offset {at} of {one.header.file_nbytes} while it was read",
-                errno.ESTALE,
-                one.path,
-            )
     # The request was rounded up past the end of the file.
-    receipt = dataclasses.replace(receipt, requested=spot.needed)
-    if spot.moves:
-        _move(slab, spot, device)
-    _hand_out(model, one.header, spot, slab, framework)
-    return receipt
+    return dataclasses.replace(receipt, requested=spot.needed)
 
 
-def _is_cold(file: File, spot: Placement, cache: Cache) -> bool:
+def _is_cold(file: File, spot: Placement, require: Require, cache: Cache) -> bool:
     """Whether the read will mostly wait for the disk, so that there is time to make the memory ready beside it."""
-    if cache == "avoid":
+    if cache == "avoid" or require == "fastpath":
         return True
     found = residency(file.fileno(), spot.file_offset, spot.nbytes).resident_bytes or 0
     return found * 2 < spot.nbytes
@@ -269,13 +302,27 @@ def _move(slab: Buffer, spot: Placement, device: Device) -> None:
 
 
 def _hand_out(
-    model: Model, header: Header, spot: Placement, slab: Buffer, framework: Framework | None
+    made: dict[str, Any], header: Header, spot: Placement, buffer: Buffer, framework: Framework | None
 ) -> None:
-    make = Tensor.maker(slab, framework)
+    """Make what the user gets, in the order of the file; other threads are let through now and then."""
+    make = Tensor.maker(buffer, framework)
+    breathe = buffer.device._runtime.scheduler.sleep
+    places, lead = iter(spot.offsets or ()), spot.lead
     with _no_collection():
-        for info, offset in zip(header.tensors.values(), spot.offsets, strict=True):
-            model[info.name] = make(offset, info.shape, info.dtype, info.nbytes)
-    slab.close()
+        for rows in _parts(header):
+            for name, dtype, shape, start, end in rows:
+                offset = lead + start if spot.offsets is None else next(places)
+                made[name] = make(offset, shape, dtype, end - start)
+            breathe(0)
+
+
+def _parts(header: Header) -> Iterator[Rows]:
+    if header.columns is not None:
+        yield from header.columns.parts()
+        return
+    infos = iter(header.tensors.values())
+    while rows := [(i.name, i.dtype, i.shape, i.start, i.end) for i in itertools.islice(infos, PART)]:
+        yield rows
 
 
 @contextlib.contextmanager

@@ -29,15 +29,17 @@ class Placement(NamedTuple):
 
     `file_offset` and `nbytes`: the request, aligned to `grain`, that brings the data section (`nbytes` may reach past the
     end of the file, where it comes back short); `needed`: bytes of it that the file must deliver; `slab_nbytes`: the
-    allocation; `offsets`: each tensor's final place, in the order of the header; `moves`, last first.
+    allocation; `lead`: where the data section begins in it; `offsets`: each tensor's final place, in the order of the header,
+    or None where each has the place that the file gives it; `moves`, last first.
     """
 
     file_offset: int
     nbytes: int
     needed: int
     slab_nbytes: int
-    offsets: list[int]
+    offsets: list[int] | None
     moves: list[Move]
+    lead: int
 
 
 def check_align(align: int | None) -> int:
@@ -49,11 +51,18 @@ def check_align(align: int | None) -> int:
     return align
 
 
+def extent(data_offset: int, file_nbytes: int, grain: int) -> tuple[int, int]:
+    """[first, end) of the file in whole grains: what the request brings, and what the slab holds unless tensors must move."""
+    return data_offset // grain * grain, -(-file_nbytes // grain) * grain
+
+
 def place(header: Header, *, align: int = 1, grain: int = PAGE) -> Placement:
     """Lay the tensors of a checked header out. `grain` is the alignment of direct requests in bytes, a power of two."""
-    first = header.data_offset // grain * grain
-    end = -(-header.file_nbytes // grain) * grain
+    first, end = extent(header.data_offset, header.file_nbytes, grain)
     lead = header.data_offset - first
+    needed = header.file_nbytes - first if header.file_nbytes > header.data_offset else 0
+    if header.columns is not None and header.columns.aligned(lead, align):
+        return Placement(first, end - first if needed else 0, needed, end - first, None, [], lead)
     offsets: list[int] = []
     moves: list[Move] = []
     position = 0
@@ -74,8 +83,8 @@ def place(header: Header, *, align: int = 1, grain: int = PAGE) -> Placement:
             else:
                 moves.append(Move(place_at, start, stop - start))
     moves.reverse()
-    needed = header.file_nbytes - first if header.file_nbytes > header.data_offset else 0
-    return Placement(first, end - first if needed else 0, needed, max(end - first, position), offsets, moves)
+    nbytes = end - first if needed else 0
+    return Placement(first, nbytes, needed, max(end - first, position), offsets, moves, lead)
 
 
 def rounds(moves: Iterable[Move], scratch: int) -> Iterator[list[Move]]:

@@ -6,6 +6,7 @@ shared memory, which gets no huge pages: memory is mapped MAP_PRIVATE here.
 
 from __future__ import annotations
 
+import array
 import ctypes
 import os
 
@@ -18,6 +19,8 @@ _MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x02 | 0x20 | 0x4000
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
+_SYS_PROCESS_MADVISE = 440
+_MOST_RANGES = 1024
 _PROT_READ = 1
 _MAP_SHARED = 1
 _MAP_FAILED = ctypes.c_size_t(-1).value
@@ -33,6 +36,8 @@ _munmap = _libc.munmap
 _munmap.argtypes = [_SIZE, _SIZE]
 _madvise = _libc.madvise
 _madvise.argtypes = [_SIZE, _SIZE, _INT]
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
 _mprotect = _libc.mprotect
 _mprotect.argtypes = [_SIZE, _SIZE, _INT]
 
@@ -78,9 +83,35 @@ def unmap(address: int, nbytes: int) -> None:
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have the pages of a range made now (MADV_POPULATE_WRITE, Linux 5.14); where that is unknown, nothing happens."""
-    first = address // PAGE * PAGE
-    _madvise(first, round_up(address + nbytes, PAGE) - first, _MADV_POPULATE_WRITE)
+    """Have the pages of a range made now (MADV_POPULATE_WRITE, Linux 5.14), what they hold kept; where that is unknown, nothing
+    happens.
+
+    Linux zeroes a new huge page beginning at the end that lies furthest from the address that was touched: touched at its
+    first page it is zeroed backwards, at its last page forwards, which is 2.3 times as fast (27 and 11 GiB/s a core). So each
+    is touched at its last page first.
+    """
+    first, last = address // PAGE * PAGE, round_up(address + nbytes, PAGE)
+    lasts = range(round_up(first + 1, HUGE_PAGE) - PAGE, last, HUGE_PAGE)
+    for at in range(0, len(lasts), _MOST_RANGES):
+        _populate_pages(lasts[at : at + _MOST_RANGES])
+    _madvise(first, last - first, _MADV_POPULATE_WRITE)
+
+
+def _populate_pages(pages: range) -> None:
+    """Populate a page at each of these addresses. Many are one system call where Linux has it (process_madvise on oneself, 6.13):
+    a thread that holds the interpreter's lock meanwhile is then waited for once, not for each page."""
+    done = 0
+    if len(pages) > 1:
+        fd = os.pidfd_open(os.getpid())
+        try:
+            ranges = array.array("Q", [n for page in pages for n in (page, PAGE)])
+            where = _SIZE(ranges.buffer_info()[0])
+            pid, count = _INT(fd), _SIZE(len(pages))
+            done = _syscall(_SIZE(_SYS_PROCESS_MADVISE), pid, where, count, _MADV_POPULATE_WRITE, 0)
+        finally:
+            os.close(fd)
+    for page in pages[max(0, done) // PAGE :]:
+        _madvise(page, PAGE, _MADV_POPULATE_WRITE)
 
 
 def map_file(fd: int, file_offset: int, nbytes: int) -> int:
