@@ -64,6 +64,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
         f.write(buffer, nbytes=5000, file_offset=3)
         for i in range(8):
             f.read_async(buffer, stream=stream, nbytes=MIB, file_offset=i * MIB).result()
+        with pytest.raises(nobounce.RouteError):
+            f.read(buffer, nbytes=5, require="fastpath")
+        with nobounce.Batch() as batch:
+            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=[4096, 100, 4096])
     start._closers[0].close()  # type: ignore[attr-defined]
     start.reset()
     config.override(None)
@@ -96,6 +100,8 @@ def test_the_page_renders_without_errors_and_fits(
     assert browser.execute_script("return document.querySelectorAll('.plot svg').length") >= 6
     wide = "[...document.querySelectorAll('.plot')].filter((p) => p.scrollWidth > p.clientWidth + 1).map((p) => p.id)"
     assert browser.execute_script(f"return {wide}") == []
+    left = "[...document.querySelectorAll('.plot svg text')].filter((t) => t.getBoundingClientRect().left < 0).length"
+    assert browser.execute_script(f"return {left}") == 0, "labels are cut off"
     back, text = browser.execute_script(
         "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color].map((c) => c.match(/[0-9]+/g).slice(0, 3))"
     )
@@ -143,6 +149,24 @@ def test_a_click_on_a_slice_shows_its_receipt(browser: Any, made: tuple[Path, di
     assert "receipt: fallback_bytes" in text
     assert str(data["slices"][index]["args"]["receipt"]["fallback_bytes"]) in text
     assert "<b onmouseover=alert(1)>weights&.bin" in text
+
+
+def test_a_batch_and_a_refusal_show_what_became_of_them(
+    browser: Any, made: tuple[Path, dict[str, Any]]
+) -> None:
+    page, data = made
+    show(browser, page, 400, "dark")
+    assert (
+        browser.execute_script("return document.getElementById('figure-refused').textContent")
+        == "size-align 1"
+    )
+    for index, said in (
+        (next(i for i, s in enumerate(data["slices"]) if s["kind"] == "batch"), "receipt: fastpath_bytes"),
+        (next(i for i, s in enumerate(data["slices"]) if "refused" in s["args"]), "size-align"),
+    ):
+        slice_ = browser.find_element("css selector", f"[data-slice='{index}']")
+        browser.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", slice_)
+        assert said in browser.find_element("id", "detail").text
 
 
 def test_the_timeline_is_reached_and_read_by_keyboard(

@@ -49,7 +49,12 @@ def roofs(measured: Mapping[str, float], limits: Mapping[str, float]) -> list[Ro
         known.sort(key=lambda item: item[1])
         disks = [n for n in NEEDS[way] if n.startswith("disk") and limits.get(n, 0) <= 0]
         found.append(
-            Roof(way, rate, tuple(known), _sentence(rate, known) + (_unknown(disks[0]) if disks else ""))
+            Roof(
+                way,
+                rate,
+                tuple(known),
+                _sentence(rate, known, bool(disks)) + (_unknown(disks[0]) if disks else ""),
+            )
         )
     return found
 
@@ -68,11 +73,13 @@ def speed(rate: float) -> str:
     return f"{rate / GIB:.2f} GiB/s" if rate >= GIB / 10 else f"{rate / (1 << 20):.2f} MiB/s"
 
 
-def _sentence(rate: float, known: list[tuple[str, float]]) -> str:
+def _sentence(rate: float, known: list[tuple[str, float]], open_question: bool) -> str:
     if not known:
         return f"{speed(rate)}: none of the limits that it has on this machine is known"
     name, limit = known[0]
     share = rate / limit
+    if share < NEAR and open_question:
+        return f"{speed(rate)} is {share:.0%} of what the {name} allows ({speed(limit)}), which does not hold it back"
     if share < NEAR:
         return (
             f"{speed(rate)} is {share:.0%} of what the {name} allows ({speed(limit)}): none of the limits holds it "

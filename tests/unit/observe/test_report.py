@@ -90,6 +90,17 @@ def test_a_roof_names_what_holds_back_and_what_comes_next(rate: float, said: str
         assert "without it the host memory would allow 20.00 GiB/s" in found.sentence
 
 
+def test_a_roof_without_its_disk_is_not_called_unheld() -> None:
+    found = roofs({"fastpath write": GIB, "fastpath read": GIB}, {"link from device": 50 * GIB})
+    write, read = found
+    assert (
+        "which does not hold it back (disk write: not measured; nobounce report --limits-dir"
+        in write.sentence
+    )
+    assert "none of the limits that it has on this machine is known (disk read: not measured" in read.sentence
+    assert "none of the limits holds it back" not in write.sentence + read.sentence
+
+
 def test_cached_bytes_need_no_disk() -> None:
     found = roofs({"cached read": GIB}, {"disk read": 2 * GIB, "host memory": 10 * GIB})[0]
     assert [name for name, _ in found.limits] == ["host memory"]

@@ -56,6 +56,12 @@
     box.hidden = false;
   }
 
+  // Names of tracks differ at their ends: stream and thread numbers.
+  function short(name) {
+    const bare = name.replace(/ on [a-z]+(:[0-9]+)?$/, "");
+    return bare.length > 14 ? `${bare.slice(0, 6)}…${bare.slice(-6)}` : bare;
+  }
+
   function timeline() {
     const slices = data.slices;
     const tracks = [...new Set(slices.map((s) => s.track))];
@@ -63,7 +69,7 @@
       height: Math.max(120, 34 * tracks.length + 60),
       marginLeft: width < 500 ? 110 : room(tracks, width),
       x: { label: "milliseconds", grid: true, ticks: width < 500 ? 3 : 8 },
-      y: { label: null, domain: tracks, tickFormat: (t) => (width < 500 && t.length > 15 ? `${t.slice(0, 14)}…` : t) },
+      y: { label: null, domain: tracks, tickFormat: (t) => (width < 500 ? short(t) : t) },
       color: { ...scale, legend: false },
       marks: [
         Plot.barX(slices, { x1: "from_ms", x2: "to_ms", y: "track", fill: "way", fillOpacity: 0.85,
