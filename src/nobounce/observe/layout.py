@@ -147,11 +147,16 @@ def additions(words: Sequence[int]) -> Iterator[tuple[int, int]]:
     rows = words[Header.ROWS]
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows of sums")
-    for at in range(ROWS_AT, ROWS_AT + rows * ROW_WORDS, ROW_WORDS):
-        for entry in words[at + ROW_ENTRIES : at + ROW_WORDS]:
-            if not entry:
-                break
-            word, which = entry >> 2, entry & 3
-            if not GLOBALS_AT <= word < ROWS_AT or which >= ROW_ENTRIES:
-                raise ValueError(f"a row of sums names word {word}")
-            yield word, words[at + which]
+    for row in range(rows):
+        yield from row_additions(words, ROWS_AT + row * ROW_WORDS)
+
+
+def row_additions(words: Sequence[int], at: int) -> Iterator[tuple[int, int]]:
+    """The same of the row at word `at`."""
+    for entry in words[at + ROW_ENTRIES : at + ROW_WORDS]:
+        if not entry:
+            return
+        word, which = entry >> 2, entry & 3
+        if not GLOBALS_AT <= word < ROWS_AT or which >= ROW_ENTRIES:
+            raise ValueError(f"a row of sums names word {word}")
+        yield word, words[at + which]

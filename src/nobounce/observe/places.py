@@ -34,7 +34,7 @@ from nobounce.observe.layout import (
     ROWS_AT,
     Flow,
     Header,
-    additions,
+    row_additions,
 )
 
 OPERATIONS, NBYTES_AT, TIME, LATENCY = (
@@ -152,10 +152,12 @@ class Places:
         return at
 
     def _add_up(self) -> None:
-        """Add every row to its words and begin with none again. Killed in here, a row may be counted twice."""
+        """Add every row to its words and begin with none again; row by row, so that a kill leaves one at most counted twice."""
         w = self.words
-        for word, value in additions(w):
-            w[word] += value
+        for at in range(ROWS_AT, ROWS_AT + self._rows * ROW_WORDS, ROW_WORDS):
+            for word, value in row_additions(w, at):
+                w[word] += value
+            w[at] = w[at + 1] = w[at + 2] = 0
         self._rows = w[Header.ROWS] = 0
         self._ones.clear()
         self._twos.clear()

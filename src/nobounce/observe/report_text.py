@@ -33,7 +33,9 @@ def report(total: Stats, parts: Sequence[Stats] = ()) -> str:
     )
     lines.append(f"Wall time since first I/O: {total.seconds:.3f} s")
     if total.torn:
-        lines.append("A process was killed in the middle of a change: figures may be off by one transfer")
+        lines.append(
+            "A process was killed in the middle of a change: figures may be off by one transfer, very rarely by more"
+        )
     c = total.counters
     lines += [
         f"File registrations: {c.get('handle_register_ok', 0)}, deregistrations: {c.get('handle_deregister_ok', 0)}",

@@ -142,7 +142,8 @@ class Stats:
     refusals: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, tuple[int, int]] = field(default_factory=dict)
     torn: bool = False
-    """Taken in the middle of a change that never ended: a process killed just there. Off by one transfer at most."""
+    """Taken in the middle of a change that never ended: a process killed just there. Off by one transfer, or very
+    rarely by the transfers of one kind (device, way, reason and size)."""
 
     def flow(self, *, device: str | None = None, backend: str | None = None, op: str | None = None) -> Flow:
         """The sum of the flows that match."""
