@@ -68,13 +68,14 @@ def submit(
     view = as_buffer(buffer, write=op == "read")
     runtime, device = view.device._runtime, view.device
     on = as_stream(stream, device)
-    if runtime.stream_device(on.handle) != device.ordinal:
+    where = on.device.ordinal if on._owned else runtime.stream_device(on.handle)
+    if where != device.ordinal:
         raise ArgumentError(
             f"the stream belongs to another device than the buffer, which is on {device.name}"
         )
     flags = flags_of(runtime, on.handle) or StreamFlags.NONE
     now = _values(given, view)
-    if flags & StreamFlags.PAGE_ALIGNED_INPUTS and rules.check_claims:
+    if flags and flags & StreamFlags.PAGE_ALIGNED_INPUTS and rules.check_claims:
         _check_claim(view, now)
     file._enter()
     view._acquire()

@@ -89,6 +89,8 @@ class Gate(ABC):
     def open(self) -> None:
         """Let the stream go on. Any thread, any number of times."""
 
+    promised = False
+    """A thread of this library will open it, whatever happens (exits)."""
     can_look = False
     """Whether `look` may find out something."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType
 
@@ -30,7 +29,6 @@ _WAITS = ("nobounce.runtimes.", "nobounce.io.transfer")
 _MAKES = frozenset({"gate", "closed_gate"})
 """Calls that may wait with a gate half made."""
 
-_promised: weakref.WeakSet[Gate] = weakref.WeakSet()
 _closed: list[Callable[[], Iterable[Gate]]] = []
 _starting = threading.Lock()
 _started = False
@@ -38,7 +36,7 @@ _started = False
 
 def promise(gate: Gate) -> Gate:
     """A thread of this library will open the gate, whatever happens; returns it."""
-    _promised.add(gate)
+    gate.promised = True
     return gate
 
 
@@ -66,7 +64,7 @@ def _look_on() -> None:
         before = now
         if same >= LOOKS:
             for gate in [g for closed in list(_closed) for g in list(closed())]:
-                if gate not in _promised:
+                if not gate.promised:
                     gate.open()
         THREADS.sleep(PAUSE)
 
@@ -101,7 +99,6 @@ def _forget() -> None:
     """In a forked child another thread is the main thread, and no gate of the parent's is left."""
     global _starting, _started
     _starting, _started = threading.Lock(), False
-    _promised.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

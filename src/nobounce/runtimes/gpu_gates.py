@@ -59,7 +59,17 @@ class Pair:
 class GpuGate(Gate):
     """One place in one stream."""
 
-    __slots__ = ("_gates", "_on_reached", "_opened", "_pair", "_passed", "_patient", "_stream", "_ticket")
+    __slots__ = (
+        "_gates",
+        "_on_reached",
+        "_opened",
+        "_pair",
+        "_passed",
+        "_patient",
+        "_stream",
+        "_ticket",
+        "promised",
+    )
     can_look = True
 
     def __init__(
@@ -69,7 +79,7 @@ class GpuGate(Gate):
         pair.ticket += 1
         self._ticket = pair.ticket
         self._opened = self._passed = False
-        self._patient = patient
+        self._patient, self.promised = patient, False
 
     def open(self) -> None:
         self._gates._open(self)
