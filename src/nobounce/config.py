@@ -98,7 +98,7 @@ VARIABLES: tuple[Variable, ...] = (
         "NOBOUNCE_CHUNK_SIZE",
         "chunk_nbytes",
         "int",
-        4 * MIB,
+        8 * MIB,
         "bytes of one chunk of a large transfer",
         least=64 * 1024,
     ),

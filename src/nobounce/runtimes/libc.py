@@ -17,7 +17,6 @@ PROT_NONE = 0
 PROT_READ_WRITE = 3
 _MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x02 | 0x20 | 0x4000
 _MADV_HUGEPAGE = 14
-_MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
 _SYS_PROCESS_MADVISE = 440
 _MOST_RANGES = 1024
@@ -121,13 +120,6 @@ def map_file(fd: int, file_offset: int, nbytes: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return address
-
-
-def populate_for_reading(address: int, nbytes: int) -> None:
-    """Have the pages of a file mapping mapped now (MADV_POPULATE_READ). Raises OSError: EFAULT past the end of the file."""
-    if _madvise(address, nbytes, _MADV_POPULATE_READ):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
 
 
 def protect(address: int, nbytes: int, protection: int) -> None:
