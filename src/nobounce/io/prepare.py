@@ -39,7 +39,7 @@ Where = tuple[int | None, int, int]
 """(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
 
 PAGE = 4096
-KERNEL_SLOTS, KERNEL_CHUNK = 16, 64 << 20
+KERNEL_SLOTS, KERNEL_CHUNK = 24, 64 << 20
 """Slots of the ring that a synchronous transfer's one thread keeps full (uring_relay), and bytes it is given at a time."""
 
 

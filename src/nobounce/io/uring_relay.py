@@ -27,6 +27,8 @@ DEPTH = 256
 """Reads that may be under way in one ring."""
 MIN_NBYTES = 16 << 20
 """Below this, a transfer is over before the kernel's workers have started."""
+WAIT_PART = 4
+"""A waiting thread sleeps until one in so many of the reads under way has ended: woken for each, it would do little else."""
 KEPT = 8
 """Rings kept for the next transfer."""
 MOST_WORKERS = 12
@@ -116,7 +118,7 @@ class UringRelay(Relay):
         if self._new:
             kernel.put(np.array(self._new, np.uint64))
             self._new.clear()
-        kernel.enter(1 if wait and not kernel.waiting else 0)
+        kernel.enter(max(1, len(self._reading) // WAIT_PART) if wait else 0)
         ends = kernel.take()
         if not len(ends):
             return
@@ -195,8 +197,8 @@ class UringRelay(Relay):
                     self._hold(slot)
                     continue
             if self._reading:
-                self._harvest(wait=not self._batches)
-            if self._batches and not self._free:
+                self._harvest(wait=True)
+            elif self._batches:
                 self._settle_oldest()
 
     def _hold(self, slot: tuple[int, int]) -> None:
