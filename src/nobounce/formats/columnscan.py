@@ -33,6 +33,10 @@ MIN_NBYTES = 128 << 10
 PART = 512
 """Tensors described at a time: some 0.2 ms."""
 
+_HEAD = 64 << 10  # beginning of the text, in which metadata and the first entry are looked for
+_HEAP = 16 << 20
+_BLOCK = 256 << 10
+_RESERVED = b"__metadata__"
 _QUOTES = 10  # of one entry
 _MOST_DIGITS = 18
 _MOST_RANK = 8
@@ -50,7 +54,7 @@ class Columns:
 
     def __init__(
         self,
-        text: str,
+        raw: bytes,
         names: tuple[Ints, Ints],
         dtypes: list[DType],
         kinds: Ints,
@@ -59,7 +63,7 @@ class Columns:
         bounds: tuple[Ints, Ints],
         metadata: Any,
     ) -> None:
-        self._text, self._names, self._dtypes, self._kinds = text, names, dtypes, kinds
+        self._raw, self._names, self._dtypes, self._kinds = raw, names, dtypes, kinds
         self._dims, self._ranks, self._bounds, self.metadata = dims, ranks, bounds, metadata
 
     def __len__(self) -> int:
@@ -81,7 +85,7 @@ class Columns:
 
     def parts(self) -> Iterator[Rows]:
         """(name, dtype, shape, start, end) of each tensor, `PART` tensors at a time."""
-        text, dtypes = self._text, self._dtypes
+        text, dtypes = self._raw.decode(), self._dtypes
         for at in range(0, len(self), PART):
             part = slice(at, at + PART)
             firsts, lasts = (n[part].tolist() for n in self._names)
@@ -100,17 +104,14 @@ class Columns:
         )
 
 
-def scan(raw: bytes, text: str, data_nbytes: int) -> Columns | None:
-    """The columns of a header of a data section of `data_nbytes` bytes, checked; None where others should look.
-
-    `text` is `raw` as a string. Pure.
-    """
-    if len(raw) < MIN_NBYTES or "numpy" not in sys.modules or not text.isascii() or "\\" in text:
+def scan(raw: bytes, data_nbytes: int) -> Columns | None:
+    """The columns of a header of a data section of `data_nbytes` bytes, checked; None where others should look. Pure."""
+    if len(raw) < MIN_NBYTES or "numpy" not in sys.modules or not raw.isascii() or b"\\" in raw:
         return None
-    found = fastscan.outline(text)
+    found = fastscan.outline(raw[:_HEAD].decode(), raw[-fastscan.TAIL :].decode(), len(raw))
     if found is None or found.spelling.offsets_first:
         return None
-    return _Scan(raw, found).columns(text, found.metadata, data_nbytes)
+    return _Scan(raw, found).columns(raw, found.metadata, data_nbytes)
 
 
 class _Scan:
@@ -120,37 +121,49 @@ class _Scan:
         import numpy as np
 
         self._np = np
+        # Freed, it has glibc keep the memory of smaller arrays for the next one, instead of mapping and zeroing it each time.
+        np.empty(_HEAP, np.uint8)
         self._at, self._end, self._space = found.position, found.end, found.spelling.space
         self._bytes = np.frombuffer(raw + bytes(8), np.uint8)
         self._eight: Words = np.ndarray((len(raw),), "<u8", self._bytes, strides=(1,))
+        self._masks: Words = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 
-    def columns(self, text: str, metadata: Any, data_nbytes: int) -> Columns | None:
+    def columns(self, raw: bytes, metadata: Any, data_nbytes: int) -> Columns | None:
         np, gap = self._np, len(self._space)
-        body = self._bytes[self._at : self._end]
-        quotes = np.flatnonzero(body == 34)
-        if not len(quotes) or len(quotes) % _QUOTES or body.min() < 32:
+        quotes = self._quotes()
+        if quotes is None or not len(quotes) or len(quotes) % _QUOTES:
             return None
-        quotes += self._at
         q = quotes.reshape(-1, _QUOTES).T
         # what ends one entry and begins the next: ]}, and the quote
         after = np.append(q[0, 1:], self._end + 1 + gap)
         if not self._printed_as_known(q, after):
             return None
+        names = q[0] + 1, q[1]
         kinds = self._dtypes(q[4] + 1, q[5])
         shapes = self._dims(q[7] + 3 + gap, q[8] - 2 - gap)
         if kinds is None or shapes is None:
             return None
-        dtypes, kind = kinds
-        dims, ranks = shapes
-        bounds = self._spans(q[9] + 3 + gap, after - 3 - gap)
-        needed = self._needed(dtypes, kind, dims)
-        if bounds is None or needed is None or text.find("__metadata__", self._at, self._end) >= 0:
+        needed = self._needed(*kinds, shapes[0])
+        ends = self._ends(q[9] + 3 + gap, after - 3 - gap)
+        if needed is None or ends is None or ends[-1] != data_nbytes:
             return None
-        starts, ends = bounds
-        whole = starts[0] == 0 and ends[-1] == data_nbytes and (starts[1:] == ends[:-1]).all()
-        if not whole or not (ends - starts == needed).all() or not self._distinct(q[0] + 1, q[1]):
+        starts = np.append(0, ends[:-1])
+        if (ends - starts != needed).any() or not self._named_well(*names):
             return None
-        return Columns(text, (q[0] + 1, q[1]), dtypes, kind, dims, ranks, bounds, metadata)
+        return Columns(raw, names, *kinds, *shapes, (starts, ends), metadata)
+
+    def _quotes(self) -> Ints | None:
+        """Where the quotes stand; None where there is a control character."""
+        np = self._np
+        found: list[Ints] = []
+        for at in range(self._at, self._end, _BLOCK):
+            block = self._bytes[at : min(at + _BLOCK, self._end)]
+            if block.min() < 32:
+                return None
+            found.append(np.flatnonzero(block == 34))
+            found[-1] += at
+        quotes: Ints = np.concatenate(found)
+        return quotes
 
     def _printed_as_known(self, q: Ints, after: Ints) -> bool:
         s, gap = self._space, len(self._space)
@@ -193,7 +206,7 @@ class _Scan:
         length = end - first
         if (length < 1).any() or (length > 8).any():
             return None
-        key = self._eight[first] & self._masks()[length]
+        key = self._eight[first] & self._masks[length]
         kind = np.full(len(key), -1, np.int64)
         found: list[DType] = []
         while (left := np.flatnonzero(kind < 0)).size:
@@ -205,9 +218,6 @@ class _Scan:
             kind[key == one] = len(found)
             found.append(dtype)
         return found, kind
-
-    def _masks(self) -> Words:
-        return self._np.array([(1 << 8 * n) - 1 for n in range(9)], self._np.uint64)
 
     def _number(self, first: Ints, end: Ints) -> tuple[Ints, Ints] | None:
         """(values, places where each begins) of the numbers that end before `end`, not before `first`."""
@@ -234,12 +244,23 @@ class _Scan:
         """Whether a comma, and a space in this spelling, stands right before each of the places."""
         return self._reads(before - 1 - len(self._space), f",{self._space}")
 
-    def _spans(self, first: Ints, end: Ints) -> tuple[Ints, Ints] | None:
+    def _ends(self, first: Ints, end: Ints) -> Ints | None:
+        """Where each range ends, if the first begins at 0 and each other where the one before ends, digit by digit."""
         upper = self._number(first, end)
         if upper is None or not self._comma(upper[1]):
             return None
-        lower = self._number(first, upper[1] - 1 - len(self._space))
-        return None if lower is None or (lower[1] != first).any() else (lower[0], upper[0])
+        value, begin = upper
+        length, want = begin - 1 - len(self._space) - first, end - begin
+        if length[0] != 1 or self._bytes[first[0]] != 48 or (length[1:] != want[:-1]).any():
+            return None
+        for k in range(0, int(want.max()), 8):
+            here, there = (
+                self._eight[self._np.minimum(p + k, len(self._eight) - 1)] for p in (first[1:], begin[:-1])
+            )
+            mask = self._masks[self._np.clip(want[:-1] - k, 0, 8)]
+            if ((here ^ there) & mask).any():
+                return None
+        return value
 
     def _dims(self, first: Ints, end: Ints) -> tuple[list[Ints], Ints] | None:
         np, width = self._np, 1 + len(self._space)
@@ -277,17 +298,18 @@ class _Scan:
             bits = bits * column
         return None if (bits & 7).any() else bits >> 3
 
-    def _distinct(self, first: Ints, end: Ints) -> bool:
-        """Whether no name is given twice: true only if it is certain."""
-        np, masks = self._np, self._masks()
+    def _named_well(self, first: Ints, end: Ints) -> bool:
+        """Whether no name is given twice or reserved: true only if it is certain."""
+        np = self._np
         length = end - first
         longest = int(length.max())
-        if longest > _MOST_NAME:
+        reserved = np.uint64(int.from_bytes(_RESERVED[:8], "little"))
+        if longest > _MOST_NAME or ((length == len(_RESERVED)) & (self._eight[first] == reserved)).any():
             return False
         seen = length.astype(np.uint64)
         for k in range(0, longest, 8):
             word = self._eight[np.minimum(first + k, len(self._eight) - 1)]
-            seen = (seen ^ (word & masks[np.clip(length - k, 0, 8)])) * np.uint64(_MULTIPLIER)
+            seen = (seen ^ (word & self._masks[np.clip(length - k, 0, 8)])) * np.uint64(_MULTIPLIER)
             seen ^= seen >> np.uint64(29)
         seen.sort()
         return not (seen[1:] == seen[:-1]).any()

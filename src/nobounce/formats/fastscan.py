@@ -19,7 +19,7 @@ from nobounce.formats.strictjson import raw_decode
 from nobounce.formats.tensorinfo import Layout, TensorInfo, layout
 
 _PIECE = 1 << 20  # characters scanned at a time
-_TAIL = 4096  # more padding than any writer prints; what follows it is left to the JSON parser
+TAIL = 4096  # more padding than any writer prints; what follows it is left to the JSON parser
 _METADATA = '{"__metadata__":'
 _NAME = r'"([^"\\\x00-\x1f]*)"'
 _OFFSET = r"(0|[1-9][0-9]{0,19})"
@@ -72,24 +72,25 @@ class Outline(NamedTuple):
     metadata: Any
 
 
-def outline(text: str) -> Outline | None:
-    """The outline of a header that begins with "{", or None where it wants the JSON parser."""
-    tail = text[-_TAIL:]
-    end = (len(text) - len(tail) + len(tail.rstrip(" "))) - 1
+def outline(head: str, tail: str, end: int) -> Outline | None:
+    """The outline of a header that begins with "{", from its beginning and its end, which is at `end`; None where it wants the
+    JSON parser, or where so much of the text does not tell.
+    """
+    end -= len(tail) - len(tail.rstrip(" ")) + 1
     metadata: Any = {}
     position = 1
-    if text.startswith(_METADATA):
-        start = len(_METADATA) + text.startswith(" ", len(_METADATA))
+    if head.startswith(_METADATA):
+        start = len(_METADATA) + head.startswith(" ", len(_METADATA))
         try:
-            metadata, position = raw_decode(text, start)
+            metadata, position = raw_decode(head, start)
         except ValueError:
             return None
-        if not text.startswith(",", position):
+        if not head.startswith(",", position):
             return None
-        position += 1 + text.startswith(" ", position + 1)
-    if not text.startswith("}", end):
+        position += 1 + head.startswith(" ", position + 1)
+    if not tail.rstrip(" ").endswith("}"):
         return None
-    spelling = next((s for s in _SPELLINGS if s.entry.match(text, position, end)), None)
+    spelling = next((s for s in _SPELLINGS if s.entry.match(head, position, end)), None)
     return None if spelling is None else Outline(position, end, spelling, metadata)
 
 
@@ -98,7 +99,7 @@ def scan(text: str) -> Scan | None:
 
     Names are unique and dtypes and shapes sound; ranges are not judged.
     """
-    found = outline(text)
+    found = outline(text, text[-TAIL:], len(text))
     if found is None:
         return None
     position, end, spelling, metadata = found

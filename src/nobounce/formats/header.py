@@ -199,18 +199,18 @@ def _parse(raw: bytes, path: str, file_nbytes: int, data_offset: int, strict: bo
         bad("the header is not a JSON object: it must begin with '{'")
     if raw[-1:] == b"\0":
         bad("the header is padded with NUL bytes; use spaces", offset=begin + len(raw.rstrip(b"\0")))
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        bad("the header is not valid UTF-8", offset=begin + error.start)
-
     warnings: list[str] = []
-    columns = columnscan.scan(raw, text, file_nbytes - data_offset)
+    columns = columnscan.scan(raw, file_nbytes - data_offset)
     if columns is not None:
         metadata = _metadata(columns.metadata, strict, bad, warnings)
         return Header(
             path, file_nbytes, len(raw), data_offset, None, metadata, tuple(warnings), columns=columns
         )
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        bad("the header is not valid UTF-8", offset=begin + error.start)
+
     scanned = fastscan.scan(text)
     if scanned is not None:
         metadata = _metadata(scanned.metadata, strict, bad, warnings)

@@ -242,17 +242,12 @@ def _load_one(
             build = functools.partial(_hand_out, made, one.header, spot, slab, framework)
             # What only looks at the memory can be made while it is being filled.
             early = not spot.moves and (framework is None or slab.is_host_accessible)
-            cold = _is_cold(file, spot, require, cache)
+            ahead = populate_ahead(slab) if _is_cold(file, spot, require, cache) else None
             where = spot.nbytes, spot.file_offset, 0
-
-            def meanwhile(slab: Buffer = slab, build: Callable[[], None] = build) -> None:
-                # Not before the readers' threads are there: mapping their stacks would wait for it.
-                nonlocal ahead
-                ahead = populate_ahead(slab) if cold else None
-                if early:
-                    build()
-
-            receipt = read_fresh(file, slab, where, require, cache, meanwhile=meanwhile, progress=progress)
+            meanwhile = build if early else _nothing
+            receipt = read_fresh(
+                file, slab, where, require, cache, meanwhile=meanwhile, beside=ahead, progress=progress
+            )
             if receipt.nbytes < spot.needed:
                 at = spot.file_offset + receipt.nbytes
                 raise FileChangedError(
@@ -275,6 +270,10 @@ def _load_one(
             slab.close()
     # The request was rounded up past the end of the file.
     return dataclasses.replace(receipt, requested=spot.needed)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _is_cold(file: File, spot: Placement, require: Require, cache: Cache) -> bool:

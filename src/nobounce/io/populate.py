@@ -7,7 +7,6 @@ before its request reaches the disk; done by one thread running ahead, the disk 
 from __future__ import annotations
 
 from nobounce.buffer import Buffer
-from nobounce.io.engine import engine_for
 
 STEP = 32 << 20
 MIN_NBYTES = 64 << 20
@@ -48,10 +47,8 @@ class Populate:
 
 
 def populate_ahead(buffer: Buffer) -> Populate | None:
-    """Begin, where the host can reach the memory and there is enough of it to be worth a thread; else None."""
+    """Work for the engine, where the host can reach the memory and there is enough of it to be worth a thread; else None."""
     runtime = buffer.device._runtime
     if not runtime.capabilities.host_addressable or buffer.nbytes < MIN_NBYTES:
         return None
-    made = Populate(buffer)
-    engine_for(runtime).submit(made)
-    return made
+    return Populate(buffer)
