@@ -160,10 +160,13 @@ def read_header(raw: bytes | memoryview) -> dict[str, Any]:
 
 
 class ReadInto(Loader):
-    """What anybody would write. np.empty is the stronger choice: it asks for huge pages, bytearray does not."""
+    """What anybody would write, and would be lucky to: np.empty asks for huge pages, bytearray does not."""
 
-    name, title = "readinto", "plain readinto"
+    name, title = "readinto", "plain readinto, np.empty"
     modules = ("numpy", "ml_dtypes")
+
+    def room(self, nbytes: int) -> Bytes:
+        return np.empty(nbytes, np.uint8)
 
     def load(self, path: str) -> Any:
         import ml_dtypes
@@ -177,7 +180,7 @@ class ReadInto(Loader):
         }
         with open(path, "rb", buffering=0) as f:
             header = read_header(f.read(int.from_bytes(f.read(8), "little")))
-            data = np.empty(os.fstat(f.fileno()).st_size - f.tell(), np.uint8)
+            data = self.room(os.fstat(f.fileno()).st_size - f.tell())
             left = memoryview(data)
             while left and (got := f.readinto(left)):
                 left = left[got:]
@@ -186,6 +189,15 @@ class ReadInto(Loader):
             start, end = info["data_offsets"]
             arrays[name] = data[start:end].view(kinds[info["dtype"]]).reshape(info["shape"])
         return arrays
+
+
+class ReadIntoBytearray(ReadInto):
+    """The same into a bytearray, which is zeroed first, on small pages."""
+
+    name, title = "readinto-bytearray", "plain readinto, bytearray"
+
+    def room(self, nbytes: int) -> Bytes:
+        return np.frombuffer(bytearray(nbytes), np.uint8)
 
 
 class Direct(Loader):
@@ -272,6 +284,7 @@ LOADERS: dict[str, type[Loader]] = {
         SafetensorsPread,
         SafetensorsNumpy,
         ReadInto,
+        ReadIntoBytearray,
         Direct,
         FastSafetensors,
         Runai,

@@ -10,6 +10,7 @@ from races import Results, State
 
 STATES: tuple[State, ...] = ("cold", "warm")
 SAFETENSORS = ("safetensors-clone", "safetensors-pread", "safetensors-numpy")
+READINTO = ("readinto", "readinto-bytearray")
 MEMORY_LIMIT = 100_000_000
 # Whoever asks for huge pages may make the kernel drop a few clean pages of any file; the yardstick shows it as well.
 RECLAIM = 0.01
@@ -32,7 +33,7 @@ def verdicts(results: Results, done: Sequence[files.BenchFile]) -> list[Verdict]
     for f in done:
         lines.append(_ratio(results, f, "cold", "nobounce", ("odirect",), 0.95))
         lines.append(_ratio(results, f, "warm", "nobounce", SAFETENSORS, 2.5))
-        lines.append(_ratio(results, f, "warm", "nobounce", ("readinto",), READINTO_FLOORS[f.name]))
+        lines.append(_ratio(results, f, "warm", "nobounce", READINTO, READINTO_FLOORS[f.name]))
         good = results.of(f.name, "cold", "nobounce") + results.of(f.name, "warm", "nobounce")
         peak = max((s.peak_growth_bytes for s in good), default=None)
         lines.append(

@@ -16,7 +16,7 @@ import pytest
 import nobounce
 from capabilities import as_nobody, need
 from filesystems import Machine
-from nobounce import config
+from nobounce import config, reaper
 from nobounce.errors import FileChangedError, FileError, FormatError, RouteError, TransferError
 from nobounce.runtimes import faults, rawio
 from pages import resident
@@ -323,6 +323,90 @@ def test_an_io_error_in_the_middle_is_named_and_later_loads_work(tmp_path: Path,
     assert (caught.value.errno, caught.value.filename) == (5, str(path))
     assert caught.value.file_offset > 0
     assert nobounce.load(path, device="sim:0")["a"].nbytes == 20 * MIB
+
+
+def mapped(nbytes: int) -> bool:
+    """Whether this process has an anonymous mapping of exactly so many bytes, once what nobody holds is freed."""
+    reaper.drain()
+    with open("/proc/self/maps") as maps:
+        ranges = [line.split() for line in maps]
+    return any(
+        len(r) == 5 and int(r[0].split("-")[1], 16) - int(r[0].split("-")[0], 16) == nbytes for r in ranges
+    )
+
+
+ODD = 83 * MIB + 12288
+"""A size that no other mapping of the process has by chance."""
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("fault", ["error", "handing out", "shrunk"])
+def test_a_failed_load_gives_its_memory_back_while_the_error_is_held(
+    tmp_path: Path, fault: str, cold: bool
+) -> None:
+    halves = {name: ("U8", [ODD // 2 - 2048], bytes(ODD // 2 - 2048)) for name in ("a", "b")}
+    path = model_file(tmp_path / "m.safetensors", halves)
+    slab = -(-os.path.getsize(path) // 4096) * 4096
+    if not cold:
+        path.read_bytes()
+    good = nobounce.load(path, device="cpu")
+    assert mapped(slab)  # the test can see it
+    del good
+    assert not mapped(slab)
+    raised: list[BaseException] = []
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == "handing out":
+            patch.setattr(nobounce.Tensor, "maker", lambda *_: lambda *_: 1 // 0)
+        elif fault == "error":
+            patch.setattr(rawio, "read_plain", _broken(rawio.read_plain))
+        else:
+            patch.setattr(rawio, "read_plain", _cutting(path, rawio.read_plain))
+        try:
+            nobounce.load(path, device="cpu", cache="avoid" if cold else "auto")
+        except (TransferError, FileChangedError, ZeroDivisionError) as error:
+            raised.append(error)
+    assert raised
+    assert not mapped(slab)
+    again = model_file(tmp_path / "again.safetensors", some())
+    assert nobounce.load(again, device="cpu")
+
+
+def _broken(read: Any) -> Any:
+    def call(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) -> int:
+        if offset >= 40 * MIB:
+            raise OSError(5, "Input/output error")
+        return int(read(fd, address, nbytes, offset, flags))
+
+    return call
+
+
+def _cutting(path: Path, read: Any) -> Any:
+    def call(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) -> int:
+        os.truncate(path, MIB)
+        return int(read(fd, address, nbytes, offset, flags))
+
+    return call
+
+
+def test_a_model_of_many_tensors_is_handed_out_while_it_is_read(tmp_path: Path) -> None:
+    """And in a long header every tensor has the bytes that the plainest reader gives it."""
+    rng = np.random.default_rng(7)
+    kinds = [("I64", 8), ("F32", 4), ("BF16", 2), ("U8", 1)]
+    tensors = {
+        f"blocks.{n}.weight": (kinds[n // 1000][0], [n % 7 + 1], rng.bytes((n % 7 + 1) * kinds[n // 1000][1]))
+        for n in range(4000)
+    }
+    for pad in (0, 1):
+        path = model_file(tmp_path / f"m{pad}.safetensors", tensors)
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        spaces = -length % 8 + pad
+        padded = (length + spaces).to_bytes(8, "little") + raw[8 : 8 + length] + b" " * spaces
+        path.write_bytes(padded + raw[8 + length :])
+        for framework in (None, "numpy"):
+            model = nobounce.load(path, device="cpu", framework=framework)  # type: ignore[arg-type]
+            assert list(model) == list(tensors)
+            assert all(model[name].tobytes() == data for name, (_, _, data) in tensors.items())
 
 
 def test_peak_memory_grows_by_the_tensors_and_little_more(tmp_path: Path) -> None:
