@@ -12,7 +12,7 @@ import pytest
 import nobounce
 from nobounce import config
 from nobounce.errors import TransferError
-from nobounce.io import fresh
+from nobounce.io import fresh, prepare
 from nobounce.io.fresh import read_fresh
 from nobounce.io.populate import Populate, populate_ahead
 from nobounce.runtimes import faults, libc, rawio
@@ -64,8 +64,27 @@ def test_the_end_is_cut_fine_and_nothing_else(path: Path, monkeypatch: pytest.Mo
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(40 * MIB) as buffer:
         read_fresh(f, buffer, (40 * MIB, 0, 0), "fastpath", "auto", meanwhile=lambda: None)
     asked.sort()
-    assert asked[:3] == [(n * 8 * MIB, 8 * MIB) for n in range(3)]
-    assert asked[3:] == [(n * fresh.TAIL_NBYTES, fresh.TAIL_NBYTES) for n in range(12, 20)]
+    assert asked[:4] == [(n * 8 * MIB, 8 * MIB) for n in range(4)]
+    assert asked[4:] == [(n * fresh.TAIL_NBYTES, fresh.TAIL_NBYTES) for n in range(8, 10)]
+
+
+def test_direct_reads_are_larger_where_the_settings_leave_it_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    honest = rawio.read_plain
+
+    def watched(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) -> int:
+        asked.append((offset, nbytes))
+        return honest(fd, address, nbytes, offset, flags)
+
+    monkeypatch.setattr(rawio, "read_plain", watched)
+    monkeypatch.setattr(fresh, "DIRECT_WIDTH", 2)
+    monkeypatch.setattr(prepare, "default_width", lambda: 2)
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(40 * MIB) as buffer:
+        read_fresh(f, buffer, (40 * MIB, 0, 0), "fastpath", "auto", meanwhile=lambda: None)
+    asked.sort()
+    assert asked == [(0, 16 * MIB), (16 * MIB, 16 * MIB), (32 * MIB, 4 * MIB), (36 * MIB, 4 * MIB)]
 
 
 def test_the_callers_thread_works_while_the_bytes_move(path: Path) -> None:
