@@ -8,6 +8,7 @@ so that a lazy loader is caught and all are shown to have brought the same bytes
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import itertools
 import json
@@ -30,6 +31,7 @@ from files import ITEMSIZE
 Bytes = npt.NDArray[np.uint8]
 CHUNK = 4 << 20
 HUGE = 2 << 20
+MADV_POPULATE_READ = 22
 MASK = (1 << 64) - 1
 
 
@@ -338,9 +340,23 @@ def disk_bytes() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
 
 
+def bring_code_back() -> None:
+    """Have all code and constants of this process in memory again: dropping the machine's caches threw out what nobody had used.
+
+    Modules are imported before the clock starts; that they are read a second time, page by page under it, would be no better.
+    """
+    advise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, rights, *_, name = line.split(maxsplit=5)
+        if name.startswith("/") and rights.startswith("r-"):
+            start, end = (int(n, 16) for n in span.split("-"))
+            advise(ctypes.c_size_t(start), ctypes.c_size_t(end - start), MADV_POPULATE_READ)
+
+
 def run(loader: Loader, path: str) -> dict[str, Any]:
     """One load under the clock; seconds and bytes."""
     loader.prepare(path)
+    bring_code_back()
     # 5 resets VmHWM to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
     resident, from_disk = status_bytes("VmRSS"), disk_bytes()

@@ -124,18 +124,19 @@ class _Scan:
         # Freed, it has glibc keep the memory of smaller arrays for the next one, instead of mapping and zeroing it each time.
         np.empty(_HEAP, np.uint8)
         self._at, self._end, self._space = found.position, found.end, found.spelling.space
-        self._bytes = np.frombuffer(raw + bytes(8), np.uint8)
-        self._eight: Words = np.ndarray((len(raw),), "<u8", self._bytes, strides=(1,))
+        self._bytes = np.frombuffer(raw, np.uint8)
+        self._eight: Words = np.ndarray((len(raw) - 7,), "<u8", self._bytes, strides=(1,))
         self._masks: Words = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 
     def columns(self, raw: bytes, metadata: Any, data_nbytes: int) -> Columns | None:
         np, gap = self._np, len(self._space)
-        quotes = self._quotes()
-        if quotes is None or not len(quotes) or len(quotes) % _QUOTES:
+        count = raw.count(b'"', self._at, self._end)
+        quotes = self._quotes(count) if count and count % _QUOTES == 0 else None
+        if quotes is None:
             return None
-        q = quotes.reshape(-1, _QUOTES).T
+        q = [column.astype(np.int64) for column in quotes.reshape(-1, _QUOTES).T]
         # what ends one entry and begins the next: ]}, and the quote
-        after = np.append(q[0, 1:], self._end + 1 + gap)
+        after = np.append(q[0][1:], self._end + 1 + gap)
         if not self._printed_as_known(q, after):
             return None
         names = q[0] + 1, q[1]
@@ -152,20 +153,32 @@ class _Scan:
             return None
         return Columns(raw, names, *kinds, *shapes, (starts, ends), metadata)
 
-    def _quotes(self) -> Ints | None:
-        """Where the quotes stand; None where there is a control character."""
+    def _quotes(self, count: int) -> Ints | None:
+        """Where the `count` quotes stand; None where there is a control character. Fresh memory is what costs here: little of it."""
         np = self._np
-        found: list[Ints] = []
+        found: Ints = np.empty(count, np.int32)
+        have = 0
         for at in range(self._at, self._end, _BLOCK):
             block = self._bytes[at : min(at + _BLOCK, self._end)]
             if block.min() < 32:
                 return None
-            found.append(np.flatnonzero(block == 34))
-            found[-1] += at
-        quotes: Ints = np.concatenate(found)
-        return quotes
+            here = np.flatnonzero(block == 34)
+            np.add(here, at, out=found[have : have + len(here)], casting="same_kind")
+            have += len(here)
+        return found
 
-    def _printed_as_known(self, q: Ints, after: Ints) -> bool:
+    def _load(self, place: Ints) -> Words:
+        """The eight bytes that begin at each place, zeros behind the end of the text."""
+        np, last = self._np, len(self._eight) - 1
+        if place.size and place.max() <= last:
+            words: Words = self._eight[place]
+            return words
+        near = np.minimum(place, last)
+        beyond = np.minimum(place - near, 7).astype(np.uint64)
+        shifted: Words = self._eight[near] >> (beyond * np.uint64(8))
+        return shifted
+
+    def _printed_as_known(self, q: list[Ints], after: Ints) -> bool:
         s, gap = self._space, len(self._space)
         end = q[9] + 3 + gap  # at least; what lies between is read as numbers
         known = (
@@ -174,7 +187,7 @@ class _Scan:
             (q[8] - 2 - gap, f'],{s}"data_offsets":{s}[', end),
         )
         if not (
-            q[0, 0] == self._at
+            q[0][0] == self._at
             and (after - 3 - gap >= end).all()
             and (q[8] - 2 - gap >= q[7] + 3 + gap).all()
         ):
@@ -195,9 +208,9 @@ class _Scan:
         for k in range(0, len(data), 8):
             part = data[k : k + 8]
             mask = np.uint64((1 << 8 * len(part)) - 1)
-            if (place[-1:] + k >= len(self._eight)).any():
+            if (place[-1:] + k >= len(self._bytes)).any():
                 return False
-            if ((self._eight[place + k] & mask) != np.uint64(int.from_bytes(part, "little"))).any():
+            if ((self._load(place + k) & mask) != np.uint64(int.from_bytes(part, "little"))).any():
                 return False
         return True
 
@@ -206,7 +219,7 @@ class _Scan:
         length = end - first
         if (length < 1).any() or (length > 8).any():
             return None
-        key = self._eight[first] & self._masks[length]
+        key = self._load(first) & self._masks[length]
         kind = np.full(len(key), -1, np.int64)
         found: list[DType] = []
         while (left := np.flatnonzero(kind < 0)).size:
@@ -254,9 +267,7 @@ class _Scan:
         if length[0] != 1 or self._bytes[first[0]] != 48 or (length[1:] != want[:-1]).any():
             return None
         for k in range(0, int(want.max()), 8):
-            here, there = (
-                self._eight[self._np.minimum(p + k, len(self._eight) - 1)] for p in (first[1:], begin[:-1])
-            )
+            here, there = (self._load(p + k) for p in (first[1:], begin[:-1]))
             mask = self._masks[self._np.clip(want[:-1] - k, 0, 8)]
             if ((here ^ there) & mask).any():
                 return None
@@ -304,11 +315,11 @@ class _Scan:
         length = end - first
         longest = int(length.max())
         reserved = np.uint64(int.from_bytes(_RESERVED[:8], "little"))
-        if longest > _MOST_NAME or ((length == len(_RESERVED)) & (self._eight[first] == reserved)).any():
+        if longest > _MOST_NAME or ((length == len(_RESERVED)) & (self._load(first) == reserved)).any():
             return False
         seen = length.astype(np.uint64)
         for k in range(0, longest, 8):
-            word = self._eight[np.minimum(first + k, len(self._eight) - 1)]
+            word = self._load(first + k)
             seen = (seen ^ (word & self._masks[np.clip(length - k, 0, 8)])) * np.uint64(_MULTIPLIER)
             seen ^= seen >> np.uint64(29)
         seen.sort()
