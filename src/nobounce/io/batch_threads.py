@@ -305,8 +305,8 @@ def _relay(items: list[Item], ring: Ring) -> list[Outcome]:
     """Several small requests of one op through one bounce slot."""
     runtime = items[0].group.target.runtime
     outs = [Outcome(i.slot, i.group) for i in items]
-    slot = ring.acquire(wait=True)
     stream = ring.copy_stream()
+    slot = ring.acquire(wait=True)
     try:
         if slot is None:
             raise fallback.PartialError(OSError(errno.ENOMEM, "no bounce slot"), [], 0)

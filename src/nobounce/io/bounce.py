@@ -9,10 +9,13 @@ from collections.abc import Callable
 
 from nobounce.errors import OutOfMemoryError
 from nobounce.io import hooks
+from nobounce.io.quiet import quiet_of
 from nobounce.runtimes.base import Runtime
 
 SLOT_NBYTES = 4 << 20
 MAX_SLOTS = 32
+PATIENCE = 5.0
+"""Seconds to wait for gates to open before the first copy streams are made all the same: gates may be other devices'."""
 
 
 class Ring:
@@ -55,19 +58,45 @@ class Ring:
         with self._changed.mutex:
             missing = max(0, min(slots, self.most) - self._made)
             self._made += missing
-            wanted = max(0, streams - self._streams_made)
-            self._streams_made += wanted
+            new = max(0, streams - self._streams_made)
         made = [self._make() for _ in range(missing)]
-        new = [self.runtime.stream_create(self.device, nonblocking=True) for _ in range(wanted)]
+        if new:
+            self._make_streams(new, wait=True)
         with self._changed.mutex:
             self._free += [slot for slot in made if slot is not None]
             self._made -= made.count(None)
-            self._streams += new
             self._changed.notify_all()
             if self._made == 0:
                 raise OutOfMemoryError(
                     f"cannot pin a bounce buffer of {self.slot_nbytes} bytes on {self.runtime.name}"
                 )
+
+    def _make_streams(self, wanted: int, *, wait: bool) -> bool:
+        """Make copy streams; False, without `wait`, where a stream is held at a gate and the runtime cannot make any."""
+        ahead = self.runtime.streams_ahead
+        quiet = quiet_of(self.runtime) if ahead else None
+        if quiet is not None:
+            if wait:
+                quiet.wait_to_call(PATIENCE)
+            elif not quiet.try_call():
+                return False
+        try:
+            with self._changed.mutex:
+                count = max(wanted, ahead - self._streams_made)
+                self._streams_made += count
+            made: list[int] = []
+            try:
+                for _ in range(count):
+                    made.append(self.runtime.stream_create(self.device, nonblocking=True))
+            finally:
+                with self._changed.mutex:
+                    self._streams_made -= count - len(made)
+                    self._streams += made
+                    self._changed.notify_all()
+        finally:
+            if quiet is not None:
+                quiet.called()
+        return True
 
     def _make(self) -> tuple[int, int] | None:
         try:
@@ -90,19 +119,25 @@ class Ring:
     def release(self, slot: tuple[int, int]) -> None:
         with self._changed.mutex:
             self._free.append(slot)
-            self._changed.notify()
+            self._changed.notify_all()  # some wait for slots, some for streams
 
     def copy_stream(self) -> int:
-        """A private non-blocking stream, to be given back with `return_stream`."""
-        with self._changed.mutex:
-            if self._streams:
-                return self._streams.pop()
-            self._streams_made += 1
-        return self.runtime.stream_create(self.device, nonblocking=True)
+        """A private non-blocking stream, to be given back with `return_stream`. Take it before a slot, never behind one:
+        where no stream can be made while one is held at a gate, it is waited for."""
+        while True:
+            with self._changed.mutex:
+                if self._streams:
+                    return self._streams.pop()
+                some = self._streams_made > 0
+            if self._make_streams(1, wait=not some):
+                continue
+            with self._changed.mutex:
+                self._changed.wait_for(lambda: bool(self._streams), 0.1)
 
     def return_stream(self, stream: int) -> None:
         with self._changed.mutex:
             self._streams.append(stream)
+            self._changed.notify_all()
 
     @property
     def pinned_nbytes(self) -> int:

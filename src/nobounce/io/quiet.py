@@ -45,10 +45,10 @@ class Quiet:
             self._calls += 1
             return True
 
-    def wait_to_call(self) -> None:
-        """Wait until no gate is closed; `called` must follow."""
+    def wait_to_call(self, timeout: float | None = None) -> None:
+        """Wait until no gate is closed, at most `timeout` seconds; `called` must follow."""
         with self._changed.mutex:
-            self._changed.wait_for(lambda: self._gates == 0)
+            self._changed.wait_for(lambda: self._gates == 0, timeout)
             self._calls += 1
 
     def called(self) -> None:

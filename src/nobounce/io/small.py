@@ -172,10 +172,11 @@ class SmallRead:
         at = self._address + buffer_offset
         if ring is None:
             return rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
+        stream = ring.copy_stream()
         slot = ring.acquire(wait=True)
         if slot is None:
+            ring.return_stream(stream)
             return False
-        stream = ring.copy_stream()
         try:
             if plan.direct:
                 lead = file_offset % t.relay_align

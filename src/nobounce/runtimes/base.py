@@ -168,6 +168,9 @@ class Runtime(ABC):
     name: str
     capabilities: Capabilities
     scheduler: Scheduler = THREADS
+    streams_ahead = 0
+    """Copy streams that a bounce ring makes at once, before a gate closes: making one behind a closed gate would wait for it,
+    and hold up every copy meanwhile. 0: made when they are needed."""
     engine: object = None
     """The I/O engine of a runtime that does not live in real time; kept here so that it ends with its runtime."""
 

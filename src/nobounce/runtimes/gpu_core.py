@@ -47,6 +47,8 @@ class GpuEvent:
 class GpuCore(Runtime):
     """State and look-ups; `GpuRuntime` is the whole."""
 
+    streams_ahead = 32
+
     def __init__(self, adapter: Adapter, count: int, *, scheduler: Scheduler = THREADS) -> None:
         self.name, self.scheduler = adapter.name, scheduler
         self._adapter = adapter

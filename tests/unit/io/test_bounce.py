@@ -1,0 +1,117 @@
+"""Copy streams of a bounce ring where making one waits for closed gates, as on a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import nobounce
+from nobounce.io.bounce import Ring
+from nobounce.io.quiet import closed_gate
+from nobounce.runtimes.base import Gate, Runtime
+
+AHEAD = 4
+
+
+class Rig:
+    """A ring on a runtime in which making a stream behind a closed gate is a failure."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.ring = Ring(runtime, 0)
+        self.held = runtime.stream_create(0)
+        self.gate: Gate | None = None
+        self.made = 0
+
+    def close_gate(self) -> None:
+        self.gate = closed_gate(self.runtime, self.held, lambda: None)
+
+    def open_gate(self) -> None:
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            gate.open()
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    runtime = nobounce.Device("sim:0")._runtime
+    made = Rig(runtime)
+    plain: Callable[..., int] = runtime.stream_create
+
+    def create(device: int, **more: bool) -> int:
+        assert made.gate is None, "a stream is made behind a closed gate"
+        made.made += 1
+        return plain(device, **more)
+
+    monkeypatch.setattr(runtime, "stream_create", create)
+    monkeypatch.setattr(type(runtime), "streams_ahead", AHEAD)
+    yield made
+    made.open_gate()
+
+
+def test_all_copy_streams_are_made_before_the_first_gate_closes(rig: Rig) -> None:
+    rig.ring.prepare(1, 1)
+    assert rig.made == AHEAD
+    rig.close_gate()
+    streams = [rig.ring.copy_stream() for _ in range(AHEAD)]
+    assert len(set(streams)) == AHEAD
+    assert rig.made == AHEAD
+
+
+def test_behind_a_gate_a_stream_is_waited_for_and_not_made(rig: Rig) -> None:
+    rig.ring.prepare(1, 1)
+    rig.close_gate()
+    held = [rig.ring.copy_stream() for _ in range(AHEAD)]
+    got: list[int] = []
+    waiter = threading.Thread(target=lambda: got.append(rig.ring.copy_stream()), daemon=True)
+    waiter.start()
+    waiter.join(0.05)
+    assert not got
+    rig.ring.return_stream(held[0])
+    waiter.join(10)
+    assert got == [held[0]]
+    assert rig.made == AHEAD
+
+
+def test_the_first_streams_wait_for_the_gates_that_are_closed(rig: Rig) -> None:
+    rig.close_gate()
+    done = threading.Event()
+
+    def prepare() -> None:
+        rig.ring.prepare(1, 1)
+        done.set()
+
+    threading.Thread(target=prepare, daemon=True).start()
+    assert not done.wait(0.05)
+    assert rig.made == 0
+    rig.open_gate()
+    assert done.wait(10)
+    assert rig.made == AHEAD
+
+
+def test_a_slot_given_back_reaches_who_waits_for_one_beside_who_waits_for_a_stream(rig: Rig) -> None:
+    rig.ring.most = 1
+    rig.ring.prepare(1, 1)
+    rig.close_gate()
+    streams = [rig.ring.copy_stream() for _ in range(AHEAD)]
+    slot = rig.ring.acquire(wait=True)
+    assert slot is not None
+    waiting = threading.Thread(target=rig.ring.copy_stream, daemon=True)
+    waiting.start()
+    got: list[object] = []
+    second = threading.Thread(target=lambda: got.append(rig.ring.acquire(wait=True)), daemon=True)
+    second.start()
+    second.join(0.05)
+    rig.ring.release(slot)
+    second.join(10)
+    assert got == [slot]
+    rig.ring.return_stream(streams[0])
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_without_gates_more_streams_are_made_when_they_are_needed(rig: Rig) -> None:
+    streams = [rig.ring.copy_stream() for _ in range(2 * AHEAD)]
+    assert len(set(streams)) == 2 * AHEAD
