@@ -48,6 +48,12 @@ QUIRKS = (
     ),
     Quirk(
         "cuda",
+        "gates",
+        "Making a stream may wait for closed gates, and copies of other threads wait for it: make streams before transfers are "
+        "queued. The bounce ring makes its own before its first gate.",
+    ),
+    Quirk(
+        "cuda",
         "133",
         "cuda-bindings answer 0 for the device of every pointer; the runtime asks libcuda itself.",
         versions="13.1-13.3",
