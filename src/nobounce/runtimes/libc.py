@@ -100,8 +100,11 @@ def _populate_pages(pages: range) -> None:
     """Populate a page at each of these addresses. Many are one system call where Linux has it (process_madvise on oneself, 6.13):
     a thread that holds the interpreter's lock meanwhile is then waited for once, not for each page."""
     done = 0
-    if len(pages) > 1:
-        fd = os.pidfd_open(os.getpid())
+    try:
+        fd = os.pidfd_open(os.getpid()) if len(pages) > 1 else -1
+    except OSError:  # a full descriptor table: one call for each page does as well
+        fd = -1
+    if fd >= 0:
         try:
             ranges = array.array("Q", [n for page in pages for n in (page, PAGE)])
             where = _SIZE(ranges.buffer_info()[0])

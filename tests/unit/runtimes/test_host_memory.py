@@ -192,3 +192,16 @@ def test_copies_release_the_gil() -> None:
     HostSpace().release(a)
     HostSpace().release(b)
     assert turns > 1000
+
+
+def test_memory_is_populated_without_a_free_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(libc.os, "pidfd_open", full)
+    nbytes = 4 * libc.HUGE_PAGE
+    base = libc.map_huge(nbytes)
+    try:
+        libc.populate(base, nbytes)
+    finally:
+        libc.unmap(base, nbytes)
