@@ -99,7 +99,8 @@ def _disk(
         return _rate(move, THREADS, seconds, after)
     finally:
         for block in blocks:
-            block.close()
+            with contextlib.suppress(BufferError):  # of a thread interrupted in its start: it goes with it
+                block.close()
 
 
 def _round(count: int) -> Iterator[int]:
@@ -123,10 +124,17 @@ def _rate(
             done[i] += moved
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(workers)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    try:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    except BaseException:  # an interrupt: nobody may be left in the memory that the caller gives back
+        failed.append(-1)
+        for t in threads:
+            if t.ident is not None:
+                t.join()
+        raise
     if after is not None:
         after()
     return 0.0 if failed else sum(done) / (time.perf_counter() - begin)
