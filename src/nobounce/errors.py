@@ -85,7 +85,7 @@ class FormatError(NobounceError, ValueError):
         self.reason, self.filename, self.tensor, self.offset = reason, filename, tensor, offset
         where = [printable(filename)] if filename is not None else []
         if tensor is not None:
-            where.append(f"tensor {printable(tensor)!r}")
+            where.append(f"tensor {tensor!r}")
         if offset is not None:
             where.append(f"offset {offset}")
         super().__init__(f"{', '.join(where)}: {reason}" if where else reason)

@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from nobounce import config
 from nobounce.cli.main import app
-from nobounce.cli.roundtrip import fnv1a, parse_size
+from nobounce.cli.output import progress
+from nobounce.cli.roundtrip import fnv1a, fnv1a_block, parse_size
 from nobounce.errors import ArgumentError
 from nobounce.runtimes import faults
 
@@ -150,6 +151,30 @@ def test_config_shows_what_is_in_force_and_why() -> None:
     assert "cpu" in nobounce("config").stdout
 
 
+def test_config_says_once_why_a_runtime_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nobounce.device.unavailable", lambda: {"hip": "hip: unavailable, because so"})
+    assert nobounce("config").stdout.splitlines()[-1].strip() == "hip: unavailable, because so"
+
+
+def test_output_that_cannot_be_written_is_a_sentence(model: Path) -> None:
+    for arguments in (["inspect", str(model)], ["load", str(model), "--json"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "nobounce", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"nobounce {arguments[0]}: cannot write to stdout: No space left on device (ENOSPC)\n"
+        )
+
+
+def test_a_tensor_s_name_is_escaped_once(tmp_path: Path) -> None:
+    raw = json.dumps({"t\x1b[2J": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}).encode()
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(8))
+    assert r"tensor 't\x1b[2J'" in nobounce("inspect", bad).stderr
+
+
 def test_config_names_a_contradiction() -> None:
     done = nobounce("config", env={"HIPFILE_ALLOW_COMPAT_MODE": "no", "HIPFILE_FORCE_COMPAT_MODE": "yes"})
     assert done.exit_code == 2
@@ -182,6 +207,21 @@ def test_progress_goes_to_a_terminal_on_stderr_only(model: Path) -> None:
     assert b"tensors" in shown.stdout
 
 
+def test_progress_counts_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, child = pty.openpty()
+    with open(child, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with progress(100 << 30, "load") as advance:
+            assert advance is not None
+            for _ in range(3):
+                advance("fastpath", 1 << 30)
+        terminal.flush()
+        seen = os.read(parent, 65536)
+    os.close(parent)
+    assert b" GiB/s" in seen
+    assert b"fastpath" in seen
+
+
 # roundtrip
 
 
@@ -210,6 +250,53 @@ def test_the_hash_of_the_published_example() -> None:
         f.write(b"foobar")
         f.flush()
         assert fnv1a(f.name) == (0x85944171F73967E8, 6)
+
+
+@pytest.mark.parametrize("nbytes", [1, 2, 255, 70_001])
+def test_the_hash_of_whole_blocks_is_that_of_a_loop_over_bytes(nbytes: int) -> None:
+    data = os.urandom(nbytes)
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = ((value ^ byte) * 0x100000001B3) & ((1 << 64) - 1)
+    cut = nbytes // 3
+    begun = fnv1a_block(0xCBF29CE484222325, data[:cut]) if cut else 0xCBF29CE484222325
+    assert fnv1a_block(begun, data[cut:]) == value
+
+
+def test_roundtrip_knows_a_file_by_its_second_name(tmp_path: Path) -> None:
+    read, write = tmp_path / "r", tmp_path / "w"
+    read.write_bytes(b"mine")
+    write.hardlink_to(read)
+    done = nobounce("roundtrip", read, write, "--device", "cpu", "--keep-input", "--overwrite")
+    assert done.exit_code == 2
+    assert "same file" in done.stderr
+    assert read.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("which", ["READ", "WRITE"])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("folder", "EISDIR"), ("pipe", "is a pipe"), ("nowhere", "ENOENT"), ("device", "character")],
+)
+def test_roundtrip_names_what_is_no_file(tmp_path: Path, which: str, what: str, said: str) -> None:
+    odd = tmp_path / "odd"
+    if what == "folder":
+        odd.mkdir()
+    elif what == "pipe":
+        os.mkfifo(odd)
+    elif what == "nowhere":
+        odd = odd / "r"
+    else:
+        odd = Path("/dev/null")
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    pair = (odd, other) if which == "READ" else (other, odd)
+    done = nobounce("roundtrip", *pair, "--device", "cpu", "--overwrite")
+    assert done.exit_code == 1, done.output
+    assert f"{odd}: " in done.stderr
+    assert said in done.stderr
+    if what != "nowhere":
+        assert other.read_bytes() == b"mine"
 
 
 def test_roundtrip_refuses_to_touch_files_that_hold_data(tmp_path: Path) -> None:
@@ -283,6 +370,21 @@ def test_cp_into_a_folder_keeps_the_name(tmp_path: Path) -> None:
     assert (tmp_path / "into" / "s").read_bytes() == b"x"
 
 
+def test_cp_replaces_regular_files_alone_and_what_a_link_names(tmp_path: Path) -> None:
+    source, pipe, link, named = (tmp_path / n for n in ("s", "pipe", "link", "named"))
+    source.write_bytes(b"data")
+    os.mkfifo(pipe)
+    done = nobounce("cp", source, pipe, "--device", "cpu")
+    assert done.exit_code == 2
+    assert "no regular file" in done.stderr
+    assert pipe.is_fifo()
+    named.write_bytes(b"old")
+    link.symlink_to(named)
+    assert nobounce("cp", source, link, "--device", "cpu").exit_code == 0
+    assert link.is_symlink()
+    assert named.read_bytes() == b"data"
+
+
 def test_a_failed_cp_leaves_the_old_file_whole(tmp_path: Path) -> None:
     source, dest = tmp_path / "s", tmp_path / "d"
     source.write_bytes(os.urandom(3 * MIB))
@@ -300,3 +402,8 @@ def test_every_verb_has_help_and_is_in_the_docs() -> None:
         assert f"nobounce {name}" in text, f"docs/cli.md does not name {name}"
         done = nobounce(name, "--help")
         assert done.exit_code == 0
+
+
+def test_every_variable_is_in_the_docs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text().split("## Variables")[1]
+    assert [v.name for v in config.VARIABLES if f"`{v.name}`" not in text] == []

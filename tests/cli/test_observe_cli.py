@@ -417,3 +417,26 @@ def test_bench_that_is_ended_cleans_up(tmp_path: Path) -> None:
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=60)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("folder", "EISDIR"), ("pipe", "is a pipe"), ("nothing", "ENOENT")]
+)
+def test_compare_names_what_is_no_file(tmp_path: Path, what: str, said: str) -> None:
+    odd = tmp_path / "odd"
+    if what == "folder":
+        odd.mkdir()
+    elif what == "pipe":
+        os.mkfifo(odd)
+    done = nobounce("compare", odd, "--device", "cpu")
+    assert done.exit_code == 1
+    assert said in done.stderr
+
+
+def test_reports_call_the_command_by_its_name(tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    done = nobounce(
+        "stats", "-o", out, "--", "nobounce", "roundtrip", tmp_path / "r", tmp_path / "w", "--device", "cpu"
+    )
+    assert done.exit_code == 0, done.output
+    assert f"Command: nobounce roundtrip {tmp_path / 'r'}" in out.read_text()

@@ -55,10 +55,12 @@ def command(
 
     def action() -> int:
         from nobounce.device import Device, default_device
+        from nobounce.io.file import open as open_file
 
         target = Device(device) if device is not None else default_device()
         if not os.path.isfile(path):
-            raise FileError.from_oserror(FileNotFoundError(2, "no such file"), path, "compare")
+            open_file(path).close()  # names what is missing, a folder or a pipe
+            raise ArgumentError(f"{printable(path)} is no regular file: only such a file is compared")
         limit, slice_nbytes = parse_size(size), parse_size(slice_)
         nbytes = min(limit, os.path.getsize(path))
         if nbytes < 4096:

@@ -31,8 +31,8 @@ def command(as_json: Json = False) -> None:
         else:
             say(table(["VARIABLE", "VALUE", "FROM", "MEANING"], rows))
             say("\ndevices: " + ", ".join(working))
-            for name, why in absent.items():
-                say(f"  {name}: unavailable, because {why}")
+            for why in absent.values():
+                say(f"  {why}")
         current.check_contradiction()
         return DONE
 

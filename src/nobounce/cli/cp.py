@@ -83,12 +83,17 @@ def command(
 
         where = Device(device) if device is not None else default_device()
         final = os.path.join(dest, os.path.basename(source)) if os.path.isdir(dest) else dest
+        target = os.path.realpath(final)  # a link stays one; what it names is replaced
+        if os.path.exists(target) and not os.path.isfile(target):
+            raise ArgumentError(
+                f"DEST {printable(final)} is no regular file: it would be replaced, not written to"
+            )
         begin = time.perf_counter()
         with open_file(source) as reading:
             if os.path.exists(final) and os.path.samefile(source, final):
                 raise ArgumentError(f"{printable(source)} and {printable(final)} are the same file")
             nbytes = reading.nbytes
-            folder = os.path.dirname(os.path.abspath(final))
+            folder = os.path.dirname(target)
             try:
                 fd, name = tempfile.mkstemp(prefix=".nobounce-", dir=folder)
             except OSError as e:
@@ -100,7 +105,7 @@ def command(
                     receipts = copy(reading, writing, nbytes, where, require, advance)
                     writing.sync()
                 os.chmod(name, os.stat(source).st_mode & 0o777)
-                os.replace(name, final)
+                os.replace(name, target)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name)

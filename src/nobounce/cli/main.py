@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from nobounce.cli import (
@@ -62,6 +64,8 @@ def _top(
 
 def main() -> None:
     """Entry point of the `nobounce` command."""
+    if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
+        sys.argv[0] = "nobounce"  # what reports and traces then call it
     app()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +74,9 @@ def error_fields(error: BaseException) -> dict[str, Any]:
 def run(verb: str, as_json: bool, action: Callable[[], int]) -> int:
     """Run a verb's action; turn an exception of ours into one line and an exit code."""
     try:
-        return action()
+        code = action()
+        sys.stdout.flush()
+        return code
     except NobounceError as e:
         if as_json:
             emit_json(document(verb, error=error_fields(e)))
@@ -81,6 +85,13 @@ def run(verb: str, as_json: bool, action: Callable[[], int]) -> int:
         return USAGE if isinstance(e, ArgumentError | ConfigError) else NOT_MET
     except BrokenPipeError:
         sys.stderr.close()
+        return NOT_MET
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG) or e.filename is not None:
+            raise
+        complain(f"nobounce {verb}: cannot write to stdout: {os.strerror(e.errno)} ({errno_name(e.errno)})")
+        # What is still in the buffer would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_MET
 
 
@@ -91,13 +102,19 @@ def progress(total: int, title: str) -> Iterator[Callable[[str, int], None] | No
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn
+    from rich.text import Text
+
+    class Rate(TextColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed / (1 << 30):.2f} GiB/s")
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        Rate(""),
         TextColumn("{task.fields[backend]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
