@@ -19,6 +19,8 @@ from nobounce.cli.main import app
 from nobounce.cli.output import progress
 from nobounce.cli.roundtrip import fnv1a, fnv1a_block, parse_size
 from nobounce.errors import ArgumentError
+from nobounce.io.receipt import Receipt
+from nobounce.io.transfer import Transfer
 from nobounce.runtimes import faults
 
 MIB = 1 << 20
@@ -322,6 +324,29 @@ def test_roundtrip_keeps_an_input_of_any_size(tmp_path: Path, nbytes: int) -> No
     )
     assert done.exit_code == 0, done.output
     assert read.read_bytes() == write.read_bytes() == data
+
+
+def test_an_interrupted_roundtrip_begins_no_further_transfer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = tmp_path / "r"
+    read.write_bytes(bytes(64 * MIB))
+    wait, done_at = Transfer.result, []
+
+    def interrupted(self: Transfer, timeout: float | None = None) -> Receipt:
+        if len(done_at) == 2:
+            raise KeyboardInterrupt
+        receipt = wait(self, timeout)
+        done_at.append(receipt)
+        return receipt
+
+    monkeypatch.setattr(Transfer, "result", interrupted)
+    with faults.inject(op="write", device="sim:0", latency=0.05):
+        done = nobounce(
+            "roundtrip", read, tmp_path / "w", "--device", "sim:0", "--keep-input", "--streams", "1"
+        )
+    assert done.exit_code == 130
+    assert (tmp_path / "w").stat().st_size < 32 * MIB
 
 
 def test_roundtrip_with_lost_bytes_goes_to_stderr_with_1(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nobounce.cli.options import DeviceName, Json, Require, RequireOption
-from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, run, say
+from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, progress, run, say
 from nobounce.errors import ArgumentError, FileError, printable
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ class _Lane:
 
     def __init__(self, stream: Stream, buffer: Buffer) -> None:
         self.stream, self.buffer = stream, buffer
-        self.moves: list[tuple[Transfer, Transfer, int, int]] = []
 
 
 @contextlib.contextmanager
@@ -153,8 +152,12 @@ def transfer_all(
         open_file(read_path) as source,
         open_file(write_path, "r+" if os.path.exists(write_path) else "w+") as target,
         lanes(device, streams, slice_nbytes, flags) as made,
+        contextlib.ExitStack() as undone,
+        progress(2 * nbytes, "roundtrip") as advance,
     ):
         target.truncate(0)
+        moves: list[tuple[Transfer, Transfer, int, int]] = []
+        undone.callback(lambda: [t.cancel() for pair in moves for t in pair[:2]])  # after an interrupt
         for number, start in enumerate(range(0, nbytes, slice_nbytes)):
             lane = made[number % streams]
             n = min(slice_nbytes, nbytes - start)
@@ -164,20 +167,22 @@ def transfer_all(
                 "file_offset": start,
                 "require": require.value,
             }
-            moves = source.read_async(lane.buffer, **common), target.write_async(lane.buffer, **common)
-            lane.moves.append((*moves, start, n))
+            read = source.read_async(lane.buffer, **common)
+            moves.append((read, target.write_async(lane.buffer, **common), start, n))
+        for read, write, start, n in moves:
+            for verb, transfer in (("read", read), ("write", write)):
+                try:
+                    receipt = transfer.result()
+                except NobounceError as e:
+                    wrong.append(f"{verb} at {start}: {e}")
+                    continue
+                receipts.append(receipt)
+                if receipt.nbytes != n:
+                    wrong.append(f"{verb} at {start}: short count, {receipt.nbytes} of {n} bytes")
+                elif advance is not None:
+                    advance("fastpath" if receipt.fastpath_bytes else "fallback", n)
         for lane in made:
             lane.stream.sync()
-            for read, write, start, n in lane.moves:
-                for verb, transfer in (("read", read), ("write", write)):
-                    try:
-                        receipt = transfer.result()
-                    except NobounceError as e:
-                        wrong.append(f"{verb} at {start}: {e}")
-                        continue
-                    receipts.append(receipt)
-                    if receipt.nbytes != n:
-                        wrong.append(f"{verb} at {start}: short count, {receipt.nbytes} of {n} bytes")
     return wrong, receipts
 
 
