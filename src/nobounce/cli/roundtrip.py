@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from nobounce.stream import Stream
 
 PAGE = 4096
+QUEUED = 16
+"""Slices a stream may have waiting: a file of any size needs memory for these alone."""
 FNV_OFFSET, FNV_PRIME, FNV_MASK = 14695981039346656037, 1099511628211, (1 << 64) - 1
 _UNITS = {
     "": 1,
@@ -156,20 +159,11 @@ def transfer_all(
         progress(2 * nbytes, "roundtrip") as advance,
     ):
         target.truncate(0)
-        moves: list[tuple[Transfer, Transfer, int, int]] = []
+        moves: deque[tuple[Transfer, Transfer, int, int]] = deque()
         undone.callback(lambda: [t.cancel() for pair in moves for t in pair[:2]])  # after an interrupt
-        for number, start in enumerate(range(0, nbytes, slice_nbytes)):
-            lane = made[number % streams]
-            n = min(slice_nbytes, nbytes - start)
-            common: dict[str, Any] = {
-                "stream": lane.stream,
-                "nbytes": n,
-                "file_offset": start,
-                "require": require.value,
-            }
-            read = source.read_async(lane.buffer, **common)
-            moves.append((read, target.write_async(lane.buffer, **common), start, n))
-        for read, write, start, n in moves:
+
+        def settle() -> None:
+            read, write, start, n = moves[0]
             for verb, transfer in (("read", read), ("write", write)):
                 try:
                     receipt = transfer.result()
@@ -181,6 +175,23 @@ def transfer_all(
                     wrong.append(f"{verb} at {start}: short count, {receipt.nbytes} of {n} bytes")
                 elif advance is not None:
                     advance("fastpath" if receipt.fastpath_bytes else "fallback", n)
+            moves.popleft()
+
+        for number, start in enumerate(range(0, nbytes, slice_nbytes)):
+            lane = made[number % streams]
+            n = min(slice_nbytes, nbytes - start)
+            common: dict[str, Any] = {
+                "stream": lane.stream,
+                "nbytes": n,
+                "file_offset": start,
+                "require": require.value,
+            }
+            read = source.read_async(lane.buffer, **common)
+            moves.append((read, target.write_async(lane.buffer, **common), start, n))
+            if len(moves) > QUEUED * streams:
+                settle()
+        while moves:
+            settle()
         for lane in made:
             lane.stream.sync()
     return wrong, receipts
