@@ -272,7 +272,7 @@ def test_K160_a_failed_submission_leaves_nothing_behind(
 ) -> None:
     handle, memory, stream, done = rig.file(pattern(BLOCK)), rig.registered(BLOCK), rig.stream(), Cell()
 
-    def broken(stream: int, on_reached: Any) -> Any:
+    def broken(stream: int, on_reached: Any, **_: Any) -> Any:
         from nobounce.errors import DeviceError
 
         raise DeviceError("hipStreamWaitValue64", RuntimeStatus.InvalidResourceHandle)
