@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -337,4 +339,68 @@ def test_an_interrupt_before_the_pool_has_the_job_ends_it(path: Path) -> None:
             f.read(buffer, require="fallback", cache="use")
     assert job_ended.is_set()
     assert engine.Engine.submit is plain
+    whole()
+
+
+def mixed(path: Path, data: bytes, seed: int) -> None:
+    """Reads of all sizes and places, queued and not, some cancelled, some broken: each right, short or an error."""
+    pick = random.Random(seed)
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path) as f, device.allocate(NBYTES) as buffer, device.create_stream() as stream:
+        for _ in range(12):
+            nbytes = pick.choice([1, 4096, 65_536, 300_000, 5 * MIB, 20 * MIB])
+            at, to = pick.randrange(NBYTES), pick.randrange(NBYTES - nbytes)
+            cache: Any = pick.choice(["use", "avoid", "auto"])
+            told: dict[str, Any] = {"nbytes": nbytes, "file_offset": at, "buffer_offset": to, "cache": cache}
+            broken = pick.random() < 0.1
+            with faults.inject(op="pread", error=errno.EIO, times=1) if broken else nullcontext():
+                try:
+                    if pick.random() < 0.5:
+                        receipt = f.read(buffer, require="fallback", **told)
+                    else:
+                        moves = [f.read_async(buffer, stream=stream, **told) for _ in range(3)]
+                        moves[1].cancel()
+                        moves[2].exception(PATIENCE)
+                        receipt = moves[0].result(PATIENCE)
+                except TransferError:
+                    stream.sync()
+                    continue
+            stream.sync()
+            assert receipt.nbytes == min(nbytes, NBYTES - at)
+            arrived = buffer.numpy()[to : to + receipt.nbytes].tobytes()
+            assert arrived == data[at : at + receipt.nbytes]
+
+
+def in_a_child(path: Path, data: bytes) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if read(path, require="fallback")[1] == data else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_threads_streams_cancels_faults_and_forks_at_once(path: Path) -> None:
+    data = path.read_bytes()
+    failures: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        try:
+            mixed(path, data, seed)
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    ends = [in_a_child(path, data) for _ in range(2)]
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert ends == [0, 0]
+    for _ in range(1000):  # I/O threads give their slots back right behind the end
+        if len(ring_of(nobounce.Device("sim:0"))._free) == ring_of(nobounce.Device("sim:0"))._made:
+            break
+        THREADS.sleep(0.01)
     whole()
