@@ -102,12 +102,7 @@ class Engine:
 
     def _wait_for(self, job: Job) -> None:
         interrupt: BaseException | None = None
-        try:
-            self.submit(job)
-        except BaseException as e:
-            interrupt = e
-            job.stop()
-            job.work()  # ends it if no other thread has begun, or ever will
+        self.submit(job)
         while not job.done:
             try:
                 job.wait()
