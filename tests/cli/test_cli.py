@@ -8,6 +8,9 @@ import pty
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,29 @@ MIB = 1 << 20
 def nobounce(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
     config.override(None)
     return CliRunner().invoke(app, [str(a) for a in arguments], env=env)
+
+
+@contextmanager
+def a_terminal() -> Iterator[tuple[int, bytearray]]:
+    """A terminal, and all that was written to it once the block is left (a write waits where nobody reads)."""
+    parent, child = pty.openpty()
+    seen = bytearray()
+
+    def read() -> None:
+        try:
+            while piece := os.read(parent, 4096):
+                seen.extend(piece)
+        except OSError:
+            pass  # the terminal is gone once its last writer is
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield child, seen
+    finally:
+        os.close(child)
+        reader.join()
+        os.close(parent)
 
 
 @pytest.fixture
@@ -195,31 +221,19 @@ def test_progress_goes_to_a_terminal_on_stderr_only(model: Path) -> None:
     ]
     quiet = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert quiet.stderr == b""
-    parent, child = pty.openpty()
-    shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=True, timeout=60)
-    os.close(child)
-    seen = b""
-    try:
-        while piece := os.read(parent, 4096):
-            seen += piece
-    except OSError:
-        pass  # the terminal is gone once its last writer is
-    os.close(parent)
+    with a_terminal() as (child, seen):
+        shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=True, timeout=60)
     assert b"load" in seen
     assert b"tensors" in shown.stdout
 
 
 def test_progress_counts_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent, child = pty.openpty()
-    with open(child, "w") as terminal:
+    with a_terminal() as (child, seen), open(child, "w", closefd=False) as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         with progress(100 << 30, "load") as advance:
             assert advance is not None
             for _ in range(3):
                 advance("fastpath", 1 << 30)
-        terminal.flush()
-        seen = os.read(parent, 65536)
-    os.close(parent)
     assert b" GiB/s" in seen
     assert b"fastpath" in seen
 
