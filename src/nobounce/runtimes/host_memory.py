@@ -8,7 +8,9 @@ addresses are not given out again soon, so that a use after free is an error and
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nobounce.clock import Scheduler
@@ -90,6 +92,17 @@ class AllocationMap:
 
     def all(self) -> list[Allocation]:
         return list(self._view[1])
+
+    def __del__(
+        self,
+        at_exit: Callable[[], bool] = sys.is_finalizing,
+        unmap: Callable[[int, int], None] = libc.unmap,
+    ) -> None:
+        """What nobody freed goes with the runtime. At exit it stays: threads that end with the process may write to it."""
+        if not at_exit():
+            for allocation in self._view[1]:
+                if allocation.mapped:
+                    unmap(allocation.backing, allocation.mapped)
 
 
 class HostSpace:

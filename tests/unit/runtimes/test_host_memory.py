@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from nobounce.errors import OutOfMemoryError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import host_memory, libc
 from nobounce.runtimes.host_memory import Allocation, AllocationMap, DeviceSpace, HostSpace
+from nobounce.runtimes.sim import SimRuntime
 
 DEVICE = MemoryKind.DEVICE
 
@@ -109,6 +111,19 @@ def test_the_slack_of_alignment_is_given_back() -> None:
     for a in taken:
         HostSpace().release(a)
     assert address_space() - before < 20 << 20
+
+
+def test_what_nobody_freed_goes_with_the_runtime() -> None:
+    """A bounce ring keeps its slots: a program that makes many runtimes ran out of mappings."""
+    before = address_space()
+    for _ in range(20):
+        runtime = SimRuntime(devices=1)
+        for _ in range(10):
+            runtime.alloc_pinned(4 << 20)
+        runtime.alloc(0, 4 << 20)
+        del runtime
+        gc.collect()
+    assert address_space() - before < 100 << 20
 
 
 def test_large_memory_is_advised_to_huge_pages() -> None:
