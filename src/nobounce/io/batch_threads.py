@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -306,8 +307,9 @@ def _relay(items: list[Item], ring: Ring) -> list[Outcome]:
     runtime = items[0].group.target.runtime
     outs = [Outcome(i.slot, i.group) for i in items]
     stream = ring.copy_stream()
-    slot = ring.acquire(wait=True)
+    slot = None
     try:
+        slot = ring.acquire(wait=True)
         if slot is None:
             raise fallback.PartialError(OSError(errno.ENOMEM, "no bounce slot"), [], 0)
         places, at = [], slot[0]
@@ -338,6 +340,8 @@ def _relay(items: list[Item], ring: Ring) -> list[Outcome]:
             _host(item, out, place)
         return outs
     except DeviceError as e:
+        with suppress(DeviceError):  # copies that no event tells of may be under way
+            runtime.stream_sync(stream)
         for item, out in zip(items, outs, strict=True):
             out.done, out.pieces = 0, []
             _device_failed(item, out, e, "fallback")

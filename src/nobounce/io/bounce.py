@@ -35,41 +35,75 @@ class Ring:
     def acquire(self, *, wait: bool) -> tuple[int, int] | None:
         """A free slot as (address, event); None when there is none and `wait` is False.
 
-        Raises OutOfMemoryError when not even one slot can be pinned.
+        While a stream is held at a gate none is made but the first one: pinning memory may wait for the device, which waits for
+        the gate. So nobody may wait here who holds a slot. Raises OutOfMemoryError when not even one slot can be pinned.
         """
-        with self._changed.mutex:
-            while True:
-                if len(self._free) > (0 if wait else self.wanted):  # who need not wait leaves it to who must
-                    return self._free.pop()
-                if self._made < self.most:
-                    self._made += 1
-                    break
-                if not wait:
-                    return None
-                self.wanted += 1
-                try:
-                    self._changed.wait()
-                finally:
-                    self.wanted -= 1
-        return self._make() or self._after_failure(wait)
+        while True:
+            with self._changed.mutex:
+                while True:
+                    if len(self._free) > (
+                        0 if wait else self.wanted
+                    ):  # who need not wait leaves it to who must
+                        return self._free.pop()
+                    made = self._may_make() if self._made < self.most else None
+                    if made is not None:
+                        self._made += 1
+                        break
+                    if not wait:
+                        return None
+                    self.wanted += 1
+                    try:
+                        self._changed.wait()
+                    finally:
+                        self.wanted -= 1
+            try:
+                slot = self._make()
+            finally:
+                made()
+            if slot is not None:
+                return slot
+            with self._changed.mutex:
+                self.most = max(self._made, 1)
+                self._check_some()
+
+    def _may_make(self) -> Callable[[], None] | None:
+        """What to call once a slot is made; None while none may be."""
+        quiet = quiet_of(self.runtime)
+        if quiet is not None and quiet.try_call():
+            return quiet.called
+        return None if quiet is not None and self._made else _nothing
 
     def prepare(self, slots: int, streams: int) -> None:
-        """Make this many slots and copy streams now, so that nothing is allocated while a stream is held at a gate."""
+        """Have so many slots free, and as many for each gate that is closed, and copy streams made, now: nothing is allocated
+        while a stream is held at a gate."""
+        quiet = quiet_of(self.runtime)
+        wanted = slots * (1 + (quiet.gates if quiet is not None else 0))
+        if (
+            len(self._free) >= slots
+            and self._made >= min(wanted, self.most)
+            and self._streams_made >= streams
+        ):
+            return
+        while True:
+            with self._changed.mutex:
+                if self._made >= self.most or (len(self._free) >= slots and self._made >= wanted):
+                    break
+                self._made += 1
+            slot = self._make()
+            if slot is None:
+                break
+            self.release(slot)
         with self._changed.mutex:
-            missing = max(0, min(slots, self.most) - self._made)
-            self._made += missing
+            self._check_some()
             new = max(0, streams - self._streams_made)
-        made = [self._make() for _ in range(missing)]
         if new:
             self._make_streams(new, wait=True)
-        with self._changed.mutex:
-            self._free += [slot for slot in made if slot is not None]
-            self._made -= made.count(None)
-            self._changed.notify_all()
-            if self._made == 0:
-                raise OutOfMemoryError(
-                    f"cannot pin a bounce buffer of {self.slot_nbytes} bytes on {self.runtime.name}"
-                )
+
+    def _check_some(self) -> None:
+        if self._made == 0:
+            raise OutOfMemoryError(
+                f"cannot pin a bounce buffer of {self.slot_nbytes} bytes on {self.runtime.name}"
+            )
 
     def _make_streams(self, wanted: int, *, wait: bool) -> bool:
         """Make copy streams; False, without `wait`, where a stream is held at a gate and the runtime cannot make any."""
@@ -99,22 +133,22 @@ class Ring:
         return True
 
     def _make(self) -> tuple[int, int] | None:
+        """A slot that is counted already. Where none comes of it that is taken back, and who waits for one tries as well."""
+        event = address = 0
         try:
+            event = self.runtime.event_create(self.device, timing=False)
             address = self.runtime.alloc_pinned(self.slot_nbytes)
         except OutOfMemoryError:
             return None
+        finally:
+            if not address:
+                with self._changed.mutex:
+                    self._made -= 1
+                    self._changed.notify_all()
+                if event:
+                    self.runtime.event_destroy(event)
         hooks.pinned(self.runtime.name, self.slot_nbytes)
-        return address, self.runtime.event_create(self.device, timing=False)
-
-    def _after_failure(self, wait: bool) -> tuple[int, int] | None:
-        with self._changed.mutex:
-            self._made -= 1
-            self.most = max(self._made, 1)
-            if self._made == 0:
-                raise OutOfMemoryError(
-                    f"cannot pin a bounce buffer of {self.slot_nbytes} bytes on {self.runtime.name}"
-                )
-        return self.acquire(wait=wait)
+        return address, event
 
     def release(self, slot: tuple[int, int]) -> None:
         with self._changed.mutex:
@@ -159,3 +193,7 @@ class Rings:
             with self._lock:  # type: ignore[attr-defined]
                 ring = self._rings.setdefault(key, Ring(runtime, device))
         return ring
+
+
+def _nothing() -> None:
+    return None

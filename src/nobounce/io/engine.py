@@ -102,7 +102,12 @@ class Engine:
 
     def _wait_for(self, job: Job) -> None:
         interrupt: BaseException | None = None
-        self.submit(job)
+        try:
+            self.submit(job)
+        except BaseException as e:
+            interrupt = e
+            job.stop()
+            job.work()  # ends it if no other thread has begun, or ever will
         while not job.done:
             try:
                 job.wait()

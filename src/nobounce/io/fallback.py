@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 from nobounce.errors import DeviceError
@@ -87,6 +87,7 @@ class Relay:
                     calls.copy(t.address + chunk.buffer_offset + done, slot[0] + lead, moved, stream)
                     calls.record(slot[1], stream)
                 except BaseException:
+                    self._quiesce()
                     ring.release(slot)
                     raise
                 piece = Piece("fallback", at, chunk.buffer_offset + done, moved, chunk.reason, True)
@@ -108,9 +109,13 @@ class Relay:
             try:
                 n = min(ring.slot_nbytes, chunk.nbytes - done)
                 began = self._now()
-                calls.copy(slot[0], t.address + chunk.buffer_offset + done, n, stream)
-                calls.record(slot[1], stream)
-                calls.sync(slot[1])
+                try:
+                    calls.copy(slot[0], t.address + chunk.buffer_offset + done, n, stream)
+                    calls.record(slot[1], stream)
+                except BaseException:
+                    self._quiesce()
+                    raise
+                self._sync(slot[1])
                 if hooks.watchers:
                     self._tell(n, began)
                 fd = t.relay_fd if chunk.direct else -1
@@ -159,6 +164,20 @@ class Relay:
                 return slot
             self._ring.release(slot)
 
+    def _sync(self, event: int) -> None:
+        """Wait for a copy. An error is no answer to whether it still runs."""
+        try:
+            self._calls.sync(event)
+        except BaseException:
+            self._quiesce()
+            raise
+
+    def _quiesce(self) -> None:
+        """Wait for copies that no event tells of: what they read or write is about to be somebody else's."""
+        if self._stream is not None:
+            with suppress(DeviceError):
+                self._target.runtime.stream_sync(self._stream)
+
     def _now(self) -> float:
         return self._target.runtime.scheduler.now() if hooks.watchers else 0.0
 
@@ -171,7 +190,7 @@ class Relay:
         """Wait for the oldest copy: its piece, and its slot, which is the caller's now."""
         slot, piece, began = self._pending.popleft()
         try:
-            self._calls.sync(slot[1])
+            self._sync(slot[1])
         except BaseException:
             self._ring.release(slot)
             raise

@@ -122,14 +122,18 @@ class Job:
             self._fail(self._file_offset, InternalError("the transfer was interrupted"))
             raise
         finally:
-            worker.close()
-            with self._changed.mutex:
-                self._active -= 1
-                last = self._active == 0 and not self._claimable()
+            try:
+                worker.close()
+            except Exception as e:
+                self._fail(self._file_offset, e)
+            finally:
+                with self._changed.mutex:
+                    self._active -= 1
+                    last = self._active == 0 and not self._claimable()
+                    if last:
+                        self._closed = True
                 if last:
-                    self._closed = True
-            if last:
-                self._finish()
+                    self._finish()
 
     def wait(self) -> None:
         """Block until the job is done."""

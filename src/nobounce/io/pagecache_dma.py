@@ -55,11 +55,10 @@ def _release(nbytes: int) -> None:
 
 
 class PageCacheDma:
-    """One worker's share: windows of the page cache, and the relay where a window cannot be had."""
+    """One worker's share: windows of the page cache, and the worker's relay where a window cannot be had."""
 
-    def __init__(self, target: Target, ring: Ring) -> None:
-        self._target, self._ring = target, ring
-        self._relay = Relay(target, ring)
+    def __init__(self, target: Target, ring: Ring, relay: Relay) -> None:
+        self._target, self._ring, self._relay = target, ring, relay
         self._stream: int | None = None
         self._held: list[tuple[int, int]] = []
         self._pieces: list[Piece] = []
@@ -121,7 +120,6 @@ class PageCacheDma:
 
     def flush(self) -> list[Piece]:
         """Wait for every copy under way; returns their pieces. The pinned pages are given back by `GiveBack`."""
-        pieces = self._relay.flush()
         if self._stream is not None:
             try:
                 self._target.runtime.stream_sync(self._stream)
@@ -133,8 +131,7 @@ class PageCacheDma:
             finally:
                 self._ring.return_stream(self._stream)
                 self._stream = None
-        pieces += self._pieces
-        self._pieces = []
+        pieces, self._pieces = self._pieces, []
         return pieces
 
     def leftovers(self) -> GiveBack | None:

@@ -106,7 +106,8 @@ def small_read(
     def whole() -> Job:
         request = make_request(file, "read", memory_of(view), view.device, where, require, cache)
         pool = engine_for(view.device._runtime)
-        return make_job(file, request, judge(request), view, pool, ahead=stream is not None, stream=stream)
+        held = stream is not None
+        return make_job(file, request, judge(request), view, pool, ahead=held, held=held, stream=stream)
 
     return small.SmallRead(plan, view._address, where, stream, whole)
 
@@ -170,12 +171,16 @@ def make_job(
     *,
     fsync: bool = False,
     ahead: bool = False,
+    held: bool = False,
     one_call: bool = False,
     progress: Callable[[str, int], None] | None = None,
     stream: int | None = None,
     operation: hooks.Operation | None = None,
 ) -> Job:
-    """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring."""
+    """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring.
+
+    `held`: the stream is held at the gate already, so nothing may be pinned any more; what was made ahead of it has to do.
+    """
     device = view.device
     ring = ring_for(view, request.memory.kind, pool)
     chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
@@ -192,11 +197,12 @@ def make_job(
     if ahead and ring is not None:
         share = request.settings.async_buffer_nbytes
         if kernel:
-            kernel = max(1, share // ring.slot_nbytes)
+            kernel = stream_slots(share, ring.slot_nbytes)
         else:
             chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
             width, slots = stream_width(share, ring.slot_nbytes)
-        ring.prepare(kernel or width * slots, width)
+        if not held:
+            ring.prepare(kernel or width * slots, width)
     relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0
     chunks, epilogue = cut(route, request.op, chunk_nbytes, relay_align)
     target = make_target(
@@ -295,8 +301,13 @@ def ring_for(view: Buffer, kind: MemoryKind, pool: Engine) -> Ring | None:
     return None if reachable else pool.rings.get(device._runtime, device.ordinal)
 
 
+def stream_slots(share_nbytes: int, slot_nbytes: int) -> int:
+    """Slots of the ring in a stream's share of it."""
+    return max(1, share_nbytes // slot_nbytes)
+
+
 def stream_width(share_nbytes: int, slot_nbytes: int) -> tuple[int, int]:
     """(I/O threads, slots each) of a relayed async transfer, so that it holds at most its stream's share of the ring."""
-    slots = max(1, share_nbytes // slot_nbytes)
+    slots = stream_slots(share_nbytes, slot_nbytes)
     each = 2 if slots >= 2 else 1
     return max(1, min(default_width(), slots // each)), each

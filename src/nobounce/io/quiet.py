@@ -26,15 +26,24 @@ class Quiet:
         self._changed = runtime.scheduler.condition()
         self._gates = self._calls = 0
 
+    @property
+    def gates(self) -> int:
+        """Gates that are closed now."""
+        return self._gates
+
     def gate_closes(self) -> None:
         """Before a gate is made: no registration is under way afterwards, and none begins until `gate_opened`."""
         with self._changed.mutex:
             self._gates += 1
             self._changed.wait_for(lambda: self._calls == 0)
 
-    def gate_opened(self) -> None:
+    def gate_opened(self, gate: _KnownGate | None = None) -> None:
+        """Once for each `gate_closes`; of a gate that is told again nothing more is made."""
         with self._changed.mutex:
-            self._gates -= 1
+            if gate is None:
+                self._gates -= 1
+            elif gate.counts:
+                gate.counts, self._gates = False, self._gates - 1
             self._changed.notify_all()
 
     def try_call(self) -> bool:
@@ -87,12 +96,12 @@ class _KnownGate(Gate):
     def __init__(self, gate: Gate, quiet: Quiet) -> None:
         self._gate, self._quiet = gate, quiet
         self.can_look = gate.can_look
-        self._once = threading.Lock()
+        self.counts = True
 
     def open(self) -> None:
         self._gate.open()
-        if self._once.acquire(blocking=False):  # never given back: the first to open it counts
-            self._quiet.gate_opened()
+        if self.counts:
+            self._quiet.gate_opened(self)
 
     def look(self) -> bool:
         return self._gate.look()

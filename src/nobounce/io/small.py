@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
-from nobounce.errors import InternalError, NobounceError
+from nobounce.errors import DeviceError, InternalError, NobounceError
 from nobounce.io import hooks
 from nobounce.io.fallback import host_flags
 from nobounce.io.receipt import Receipt, Segment
@@ -173,11 +174,11 @@ class SmallRead:
         if ring is None:
             return rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
         stream = ring.copy_stream()
-        slot = ring.acquire(wait=True)
-        if slot is None:
-            ring.return_stream(stream)
-            return False
+        slot, queued = None, False
         try:
+            slot = ring.acquire(wait=True)
+            if slot is None:
+                return False
             if plan.direct:
                 lead = file_offset % t.relay_align
                 ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
@@ -188,12 +189,18 @@ class SmallRead:
             if got < lead + nbytes:
                 return False
             with t.runtime.copy_calls(t.device) as calls:
+                queued = True
                 calls.copy(at, slot[0] + lead, nbytes, stream)
                 calls.record(slot[1], stream)
                 calls.sync(slot[1])
+                queued = False
         finally:
+            if queued:  # the copy may still be under way, and the slot is about to be somebody else's
+                with suppress(DeviceError):
+                    t.runtime.stream_sync(stream)
+            if slot is not None:
+                ring.release(slot)
             ring.return_stream(stream)
-            ring.release(slot)
         return True
 
     def _account(self) -> None:

@@ -15,7 +15,7 @@ from nobounce.errors import ArgumentError, RouteError, TransferError
 from nobounce.io import hooks, params, small
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
-from nobounce.io.prepare import make_job, make_request, memory_of, small_read
+from nobounce.io.prepare import make_job, make_request, memory_of, small_read, stream_slots
 from nobounce.io.quiet import closed_gate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
@@ -81,8 +81,10 @@ def submit(
     view._acquire()
 
     def release() -> None:
-        view._release()
-        file._leave()
+        try:
+            view._release()
+        finally:
+            file._leave()
 
     seen: hooks.Operation | None = None
     try:
@@ -118,7 +120,7 @@ def submit(
                 ahead.begin(on_done)
                 return ahead
             again, way = rules.decide(_reread(request, now, given, flags, view))
-            job = make_job(file, again, way, view, pool, **ways)
+            job = make_job(file, again, way, view, pool, held=True, **ways)
             job.begin(on_done)
             return job
 
@@ -148,6 +150,9 @@ def _small(
     on: Stream,
     release: Callable[[], None],
 ) -> Transfer:
+    ring = plan.target.ring
+    if ring is not None:
+        ring.prepare(stream_slots(plan.settings.async_buffer_nbytes, ring.slot_nbytes), 1)
     read = small_read(file, view, plan, *what, stream=on.handle)
 
     def make(on_done: Callable[[Any], None]) -> Any:

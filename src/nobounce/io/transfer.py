@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from nobounce.errors import NobounceError, TransferCancelledError, TransferTimeoutError
+from nobounce.errors import InternalError, NobounceError, TransferCancelledError, TransferTimeoutError
 from nobounce.io.receipt import Receipt
 
 if TYPE_CHECKING:
@@ -131,19 +131,27 @@ class Transfer:
         return 1
 
     def work(self) -> None:
-        """On an I/O thread: start for real."""
-        with self._changed.mutex:
-            if self._state != _QUEUED or self._cancelled:
-                return
-            self._state = _RUNNING
+        """On an I/O thread, or the one that waits: start for real."""
+        mine = False
         try:
-            job = self._make_job(self._finished)
-        except BaseException as e:
-            self._end_unstarted(e)
-            return
-        if job.tickets > 1:
-            self._engine.assist(job)
-        job.work()
+            with self._changed.mutex:
+                if self._state != _QUEUED or self._cancelled:
+                    return
+                mine = True
+                self._state = _RUNNING
+            try:
+                job = self._make_job(self._finished)
+            except BaseException as e:
+                self._end_unstarted(e)
+                return
+            if job.tickets > 1:
+                self._engine.assist(job)
+            job.work()
+        except BaseException:
+            # Interrupted on a thread that waited, where nobody else works on it: its end, as far as it did not get there.
+            if mine and self._state != _QUEUED:
+                self._end(None, InternalError("the transfer was interrupted"))
+            raise
 
     def _end_unstarted(self, error: BaseException) -> None:
         if self._subject is not None:
@@ -154,23 +162,25 @@ class Transfer:
         self._end(job.receipt, job.error)
 
     def _end(self, receipt: Receipt | None, error: BaseException | None) -> None:
+        """Whatever is done here is done once, also if it is interrupted and called again."""
+        release, self._release = self._release, _nothing
+        on_end, self._on_end = self._on_end, None
         try:
-            self._release()
-            if self._on_end is not None:
-                self._on_end(receipt, error)
+            release()
+            if on_end is not None:
+                on_end(receipt, error)
         finally:
             with self._changed.mutex:
-                self._receipt, self._error = receipt, error
+                if self._state != _DONE:
+                    self._receipt, self._error = receipt, error
                 self._state = _DONE
                 self._make_job = _spent
-                self._release = _nothing
-                self._on_end = None
-                callbacks, self._callbacks = self._callbacks, []
-                gate, self._gate = self._gate, None
                 self._changed.notify_all()
-            if gate is not None:
-                gate.open()
-        for fn in callbacks:
+            if self._gate is not None:
+                self._gate.open()
+                self._gate = None
+        while self._callbacks:
+            fn = self._callbacks.pop(0)
             try:
                 fn(self)
             except Exception:
@@ -196,23 +206,24 @@ class Transfer:
         gate = self._gate
         if gate is None:
             return
-        with self._changed.mutex:
-            self._looking = not self._arrived
-        until = self._scheduler.now() + LOOK_SECONDS
-        mine = False
         try:
+            with self._changed.mutex:
+                self._looking = not self._arrived
+            until = self._scheduler.now() + LOOK_SECONDS
             while self._looking and gate.can_look and not self._arrived:
                 gate.look()
                 if self._scheduler.now() > until:
                     break
-            mine = True
-        finally:
             with self._changed.mutex:
-                left, self._looking = self._looking and self._arrived, False
-            if left and not mine:  # interrupted: somebody has to open the gate
-                self._engine.submit(self)
-        if self._arrived:
-            self.work()
+                self._looking = False
+            if self._arrived:
+                self.work()
+        except BaseException:
+            with self._changed.mutex:
+                self._looking = False
+            if self._state == _QUEUED and (self._arrived or gate.look()):
+                self._engine.submit(self)  # interrupted: somebody has to open the gate
+            raise
 
 
 def _spent(_: Callable[[Job], None]) -> Job:

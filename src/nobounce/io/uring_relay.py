@@ -8,7 +8,6 @@ four slots only; copies of neighbours that ended together are one call.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import deque
 from typing import NamedTuple
@@ -152,8 +151,7 @@ class UringRelay(Relay):
         pieces: list[Piece] = []
         began = self._now()
         try:
-            if not self._events:
-                self._settle_oldest()
+            event = self._event()
             first = 0
             while first < len(units):
                 u = units[first]
@@ -164,19 +162,32 @@ class UringRelay(Relay):
                 copy(t.address + u.buffer_offset, u.address + u.lead, nbytes, stream)
                 pieces.append(Piece("fallback", u.file_offset, u.buffer_offset, nbytes, u.chunk.reason, True))
                 first = last
-            self._calls.record(self._events[-1], stream)
+            self._calls.record(event, stream)
+            self._events.remove(event)
         except DeviceError as e:
             self._lost = self._lost or e
+            self._quiesce()  # copies that no event tells of may be under way
             self._free.extend(units)
             return
-        self._batches.append(_Batch(self._events.pop(), units, pieces, began))
+        self._batches.append(_Batch(event, units, pieces, began))
+
+    def _event(self) -> int:
+        """One that no batch has; not that of a slot that is to be given back."""
+        while True:
+            kept = self._held[-1][1] if self._ring.wanted and len(self._held) > 1 else 0
+            for event in self._events:
+                if event != kept:
+                    return event
+            self._settle_oldest()
 
     def _settle_oldest(self) -> None:
         """Wait for the oldest copies: their units are free, and their bytes have arrived. Raises DeviceError."""
         batch = self._batches.popleft()
-        self._free.extend(batch.units)
-        self._events.append(batch.event)
-        self._calls.sync(batch.event)
+        try:
+            self._sync(batch.event)
+        finally:
+            self._free.extend(batch.units)
+            self._events.append(batch.event)
         self._arrived += batch.pieces
         if hooks.watchers:
             self._tell(sum(p.nbytes for p in batch.pieces), batch.began)
@@ -187,9 +198,11 @@ class UringRelay(Relay):
         while True:
             while self._batches and self._calls.query(self._batches[0].event):
                 self._settle_oldest()
-            if ring.wanted:
-                self._give_slots()
-            if self._free:
+            if ring.wanted and len(self._held) > 1:
+                unit = self._spare()
+                if unit is not None:
+                    return unit
+            elif self._free:
                 return self._free.popleft()
             if len(self._held) < self._target.kernel_slots:
                 slot = ring.acquire(wait=not self._held)
@@ -208,6 +221,16 @@ class UringRelay(Relay):
         last = self._ring.slot_nbytes - step
         self._free.extend(_Unit(slot, slot[0] + at) for at in range(0, last + 1, step))
 
+    def _spare(self) -> _Unit | None:
+        """Somebody waits for a slot: a unit of those that stay, while another one empties to be given back."""
+        self._give_slots()
+        leaving = self._held[-1] if len(self._held) > 1 else None
+        for unit in self._free:
+            if unit.slot is not leaving:
+                self._free.remove(unit)
+                return unit
+        return None
+
     def _give_slots(self) -> None:
         """Somebody waits for a slot: give back those that nothing is in, but for the last one held."""
         for slot in list(self._held):
@@ -222,10 +245,10 @@ class UringRelay(Relay):
 
     def _report(self) -> list[Piece]:
         """What has arrived since the last report. Raises PartialError and DeviceError, once each."""
-        pieces, self._arrived = self._arrived, []
         lost, self._lost = self._lost, None
         if lost is not None:
             raise lost
+        pieces, self._arrived = self._arrived, []
         failure, self._failure = self._failure, None
         if failure is not None:
             raise PartialError(failure[1], pieces, failure[0]) from failure[1]
@@ -236,15 +259,11 @@ class UringRelay(Relay):
         try:
             while self._reading:
                 self._harvest(wait=True)
-            lost = self._lost
             while self._batches:
                 try:
                     self._settle_oldest()
                 except DeviceError as e:
-                    lost = self._lost = self._lost or e
-            if lost is not None and self._stream is not None:  # copies without an event may be under way
-                with contextlib.suppress(DeviceError):
-                    self._target.runtime.stream_sync(self._stream)
+                    self._lost = self._lost or e
             for slot in self._held:
                 self._ring.release(slot)
             self._held.clear()
@@ -275,8 +294,11 @@ def _follows(first: _Unit, nbytes: int, unit: _Unit) -> bool:
 
 
 def mover(target: Target) -> Mover:
-    """A worker's own fallback for this target."""
-    if target.ring is not None and target.kernel_slots:
+    """A worker's own fallback for this target.
+
+    Where a signal may interrupt the thread at any moment it could lose sight of a read that the kernel still does.
+    """
+    if target.ring is not None and target.kernel_slots and not target.runtime.scheduler.interruptible():
         try:
             return UringRelay(target, target.ring, _take_ring())
         except OSError:

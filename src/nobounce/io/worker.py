@@ -27,7 +27,11 @@ class Worker:
         self._meter = Meter(job.target.op) if job._watch else None
         self._mover: fallback.Mover | None = None
         ring = job.target.ring
-        self._dma = PageCacheDma(job.target, ring) if ring is not None and job._take_dma() else None
+        self._dma: PageCacheDma | None = None
+        if ring is not None and job._take_dma():
+            # One relay for both: another could wait for a slot while this one holds some.
+            self._mover = relay = fallback.Relay(job.target, ring)
+            self._dma = PageCacheDma(job.target, ring, relay)
         self.window = WINDOW if self._dma is not None else 0
         """Bytes that this worker likes to claim at once; 0 for single chunks."""
 

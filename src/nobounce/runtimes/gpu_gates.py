@@ -128,6 +128,7 @@ class Gates:
         self._version = 0
         self._last = 0.0
         self._looks_at = math.inf
+        self._untold: list[GpuGate] = []
         self._watching = False
 
     def close_stream(
@@ -135,7 +136,7 @@ class Gates:
     ) -> Gate:
         """Put a closed gate into a stream; the device's context is current."""
         pair = self._take()
-        with self._changed:
+        with self._changed.mutex:
             lock = self._submitting.setdefault(stream, threading.Lock())
             if not self._watching:
                 self._watching = True
@@ -145,13 +146,13 @@ class Gates:
             try:
                 self._adapter.write_value(handle, ctypes.addressof(pair.reached), gate._ticket, WRITE_DEFAULT)
             except NobounceError:
-                with self._changed:
+                with self._changed.mutex:
                     self._free.append(pair)
                 raise
             self._enter(gate)  # before the wait: the watcher wakes up while that is submitted
             try:
                 self._adapter.wait_value(handle, ctypes.addressof(pair.go), gate._ticket, WAIT_GEQ)
-            except NobounceError:
+            except BaseException:
                 gate._on_reached = _nothing  # the stream is not held; its write is still to be waited for
                 self._open(gate)
                 raise
@@ -190,12 +191,12 @@ class Gates:
 
     def _take(self) -> Pair:
         while True:
-            with self._changed:
+            with self._changed.mutex:
                 if self._free:
                     return self._free.popleft()
             # Not under the lock: taking memory may wait for a closed gate, and opening one needs the lock.
             words = self._adapter.words(2 * _PAIRS[self._adapter.name])
-            with self._changed:
+            with self._changed.mutex:
                 self._free.extend(Pair(a, b) for a, b in zip(words[::2], words[1::2], strict=True))
 
     def forget(self, stream: StreamKey) -> None:
@@ -205,7 +206,7 @@ class Gates:
     # what happens
 
     def _enter(self, gate: GpuGate) -> None:
-        with self._changed:
+        with self._changed.mutex:
             self._queues.setdefault(gate._stream, deque()).append(gate)
             self._shut.add(gate)
             self._version += 1
@@ -214,12 +215,12 @@ class Gates:
                 self._changed.notify_all()
 
     def _open(self, gate: GpuGate) -> None:
-        with self._changed:
+        with self._changed.mutex:
             if gate._opened:
                 return  # the words may be another gate's by now
-            gate._opened = True
             gate._pair.go.value = gate._ticket
             self._shut.discard(gate)
+            gate._opened = True
             if gate._passed:
                 self._free.append(gate._pair)
             if self._queues:
@@ -235,11 +236,14 @@ class Gates:
     def _watch(self) -> None:
         asked = 0.0
         while True:
-            with self._changed:
-                while not self._queues:
+            with self._changed.mutex:
+                while not self._queues and not self._untold:
                     lingers = self._scheduler.now() - self._last < LINGER
                     self._pause(DOZE if lingers else None)
+                untold, self._untold = self._untold, []
                 version, heads = self._version, [queue[0] for queue in self._queues.values()]
+            for gate in untold:
+                self._tell(gate)
             began = self._scheduler.now()
             passed = [gate for gate in heads if gate.is_reached()]
             if passed:
@@ -251,7 +255,7 @@ class Gates:
                 if not all(gate._patient for gate in heads):
                     self._scheduler.sleep(0)
                     continue
-                with self._changed:
+                with self._changed.mutex:
                     if version == self._version:
                         self._pause(DOZE)
                 continue
@@ -259,7 +263,7 @@ class Gates:
                 asked = now
                 self._pass(self._lost(heads))
             pause = min(max(idle / SHARE, SHARE * (now - began), SHORTEST), LONGEST)
-            with self._changed:
+            with self._changed.mutex:
                 if version == self._version:
                     self._pause(pause)
 
@@ -271,7 +275,7 @@ class Gates:
 
     def _look(self, gate: GpuGate) -> bool:
         while not gate._passed:
-            with self._changed:
+            with self._changed.mutex:
                 queue = self._queues.get(gate._stream)
                 head = queue[0] if queue else None
             if head is None or not head.is_reached():
@@ -281,25 +285,39 @@ class Gates:
 
     def _pass(self, passed: list[GpuGate]) -> None:
         mine: list[GpuGate] = []
-        with self._changed:
-            for gate in passed:
-                queue = self._queues.get(gate._stream)
-                if not queue or queue[0] is not gate:
-                    continue  # somebody else looked
-                queue.popleft()
-                if not queue:
-                    del self._queues[gate._stream]
-                gate._passed = True
-                if gate._opened:
-                    self._free.append(gate._pair)
-                mine.append(gate)
-            if mine and self._queues:
+        told = 0
+        try:
+            with self._changed.mutex:
+                for gate in passed:
+                    queue = self._queues.get(gate._stream)
+                    if not queue or queue[0] is not gate:
+                        continue  # somebody else looked
+                    mine.append(gate)
+                    if len(queue) == 1:  # at one stroke: the watcher must never meet an empty queue
+                        del self._queues[gate._stream]
+                    else:
+                        queue.popleft()
+                    gate._passed = True
+                    if gate._opened:
+                        self._free.append(gate._pair)
+                if mine and self._queues:
+                    self._happened()
+            for gate in mine:
+                self._tell(gate)
+                told += 1
+        except (
+            BaseException
+        ):  # whoever looked was interrupted: the watcher tells them, one of them perhaps again
+            with self._changed.mutex:
+                self._untold += mine[told:]
                 self._happened()
-        for gate in mine:
-            try:
-                gate._on_reached()
-            except Exception as e:  # the watcher serves everybody
-                self._failed(gate._stream, e)
+            raise
+
+    def _tell(self, gate: GpuGate) -> None:
+        try:
+            gate._on_reached()
+        except Exception as e:  # the watcher serves everybody
+            self._failed(gate._stream, e)
 
     def _lost(self, heads: list[GpuGate]) -> list[GpuGate]:
         """Gates on a device that has failed: nothing will reach them, and whoever waits must find out by trying."""

@@ -246,12 +246,16 @@ class Counting(Threads):
         waits = self.waits
 
         class Condition(threading.Condition):
+            def __init__(self) -> None:
+                self.mutex = threading.Lock()
+                super().__init__(self.mutex)
+
             def wait(self, timeout: float | None = None) -> bool:
                 if timeout is not None:
                     waits.append(timeout)
                 return super().wait(timeout)
 
-        return Condition(threading.Lock())
+        return Condition()
 
 
 def test_the_watcher_sleeps_longer_the_longer_nothing_happens() -> None:

@@ -1,4 +1,4 @@
-"""Copy streams of a bounce ring where making one waits for closed gates, as on a GPU."""
+"""Slots and copy streams of a bounce ring where making them waits for closed gates, as on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import nobounce
+from nobounce.clock import THREADS
+from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.io.bounce import Ring
 from nobounce.io.quiet import closed_gate
 from nobounce.runtimes.base import Gate, Runtime
@@ -115,3 +117,101 @@ def test_a_slot_given_back_reaches_who_waits_for_one_beside_who_waits_for_a_stre
 def test_without_gates_more_streams_are_made_when_they_are_needed(rig: Rig) -> None:
     streams = [rig.ring.copy_stream() for _ in range(2 * AHEAD)]
     assert len(set(streams)) == 2 * AHEAD
+
+
+def pinning(rig: Rig, monkeypatch: pytest.MonkeyPatch, alloc: Callable[[int], int]) -> None:
+    monkeypatch.setattr(rig.runtime, "alloc_pinned", alloc)
+
+
+def test_behind_a_gate_a_slot_is_waited_for_and_not_pinned(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinning memory may wait for the device, and the device waits for the gate."""
+    rig.ring.prepare(1, 1)
+    rig.close_gate()
+    pinning(rig, monkeypatch, lambda nbytes: pytest.fail("memory is pinned behind a closed gate"))
+    slot = rig.ring.acquire(wait=True)
+    assert slot is not None
+    assert rig.ring.acquire(wait=False) is None
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(rig.ring.acquire(wait=True)), daemon=True)
+    waiter.start()
+    waiter.join(0.05)
+    assert not got
+    rig.ring.release(slot)
+    waiter.join(10)
+    assert got == [slot]
+    rig.open_gate()
+    monkeypatch.undo()
+    assert rig.ring.acquire(wait=False) is not None
+
+
+def test_what_is_prepared_is_free_and_not_lent_already(rig: Rig) -> None:
+    rig.ring.prepare(2, 1)
+    taken = [rig.ring.acquire(wait=False) for _ in range(2)]
+    rig.ring.prepare(2, 1)
+    assert len(rig.ring._free) == 2
+    assert not set(taken) & set(rig.ring._free)
+
+
+def test_slots_that_a_failing_device_did_not_make_are_not_counted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever came after `most` failures would wait for a slot that nobody has."""
+    plain = rig.runtime.alloc_pinned
+
+    def fail(nbytes: int) -> int:
+        raise DeviceError("alloc_pinned", RuntimeStatus.Unknown)
+
+    rig.ring.most = 2
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.runtime, "alloc_pinned", fail)
+        for _ in range(2):
+            with pytest.raises(DeviceError):
+                rig.ring.acquire(wait=False)
+        with pytest.raises(DeviceError):
+            rig.ring.prepare(2, 1)
+    pinning(rig, monkeypatch, plain)
+    assert rig.ring.acquire(wait=False) is not None
+    assert rig.ring.acquire(wait=False) is not None
+
+
+def test_who_waits_for_the_only_slot_is_told_that_it_could_not_be_pinned(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ring.most = 1
+    making, go = threading.Event(), threading.Event()
+
+    def fail(nbytes: int) -> int:
+        making.set()
+        assert go.wait(10)
+        raise OutOfMemoryError("none left")
+
+    pinning(rig, monkeypatch, fail)
+    errors: list[BaseException] = []
+
+    def acquire() -> None:
+        try:
+            rig.ring.acquire(wait=True)
+        except OutOfMemoryError as e:
+            errors.append(e)
+
+    first, second = (threading.Thread(target=acquire, daemon=True) for _ in range(2))
+    first.start()
+    assert making.wait(10)
+    second.start()
+    while not rig.ring.wanted:
+        THREADS.sleep(0)
+    go.set()
+    for thread in (first, second):
+        thread.join(10)
+    assert len(errors) == 2
+
+
+def test_every_stream_that_is_held_finds_its_share_of_slots(rig: Rig) -> None:
+    """Eight transfers queued one after the other: none has begun, so all of the first's slots are still free."""
+    rig.ring.prepare(2, 1)
+    assert rig.ring._made == 2
+    rig.close_gate()
+    rig.ring.prepare(2, 1)
+    assert rig.ring._made == 4
+    rig.ring.prepare(2, 1)
+    assert rig.ring._made == 4

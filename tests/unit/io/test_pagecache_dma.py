@@ -10,9 +10,11 @@ import pytest
 
 import nobounce
 from nobounce import config
-from nobounce.errors import DeviceError, RuntimeStatus
-from nobounce.io import pagecache_dma
+from nobounce.errors import DeviceError, RuntimeStatus, TransferError
+from nobounce.io import fallback, pagecache_dma
+from nobounce.io.engine import engine_for
 from nobounce.io.quiet import closed_gate, quiet_of
+from nobounce.io.target import Piece
 
 MIB = 1 << 20
 
@@ -184,3 +186,29 @@ def test_what_is_to_be_unregistered_waits_for_the_gate(path: Path) -> None:
             assert f.read_async(buffer, stream=stream, nbytes=4096, cache="use").result(30).nbytes == 4096
     assert settled() == 0
     assert quiet._gates == quiet._calls == 0
+
+
+def test_a_relay_that_fails_at_the_end_leaves_no_window_s_copy_under_way(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the pages would be unpinned, and the caller's buffer freed, under the device's hands."""
+    runtime = nobounce.Device("sim:0")._runtime
+    ring = engine_for(runtime).rings.get(runtime, 0)
+    plain, sync, synced = fallback.Relay.flush, runtime.stream_sync, []
+
+    def broken(self: fallback.Relay) -> list[Piece]:
+        plain(self)
+        raise DeviceError("event_sync", RuntimeStatus.Unknown)
+
+    def counted(stream: int) -> None:
+        synced.append(stream)
+        sync(stream)
+
+    monkeypatch.setattr(fallback.Relay, "flush", broken)
+    monkeypatch.setattr(runtime, "stream_sync", counted)
+    with pytest.raises(TransferError, match="event_sync"):
+        read(path, cache="use")
+    assert synced
+    assert len(ring._streams) == ring._streams_made
+    monkeypatch.undo()
+    assert settled() == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 
 import nobounce
 from nobounce import config
-from nobounce.errors import ArgumentError, RouteError, TransferError
-from nobounce.io import hooks, small
+from nobounce.errors import ArgumentError, DeviceError, RouteError, RuntimeStatus, TransferError
+from nobounce.io import engine, hooks, small
 from nobounce.runtimes import rawio
 
 NBYTES = 64 << 10
+PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -217,3 +220,76 @@ def test_an_interrupt_opens_the_gate_and_reaches_the_caller(
         assert ended == [read]
         assert read.error is not None
         s.sync()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_is_pinned_or_made_behind_the_gate(
+    path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """The plan is a synchronous read's, which needs one slot; the read behind the gate goes the whole way."""
+    device = nobounce.Device("sim:0")
+    runtime = device._runtime
+    monkeypatch.setattr(engine, "_engine", None)
+    threads: list[int] = []
+
+    def note(name: str) -> None:
+        plain = getattr(runtime, name)
+
+        def noted(*a: Any, **k: Any) -> Any:
+            threads.append(threading.get_ident())
+            return plain(*a, **k)
+
+        monkeypatch.setattr(runtime, name, noted)
+
+    for name in ("alloc_pinned", "stream_create", "event_create"):
+        note(name)
+    with nobounce.open(path) as f, device.allocate(8192) as buffer, device.create_stream() as stream:
+        f.read(buffer, nbytes=4096, cache="use")
+        here = len(threads)
+        nbytes: Any = ctypes.c_uint64(4096) if late else 4096
+        where = {"file_offset": NBYTES - 100, "cache": "use"}
+        move = f.read_async(buffer, nbytes=nbytes, stream=stream, **where)
+        assert len(threads) > here
+        made = len(threads)
+        move.exception(PATIENCE)  # with a timeout the caller does not do it itself
+        assert move.result().nbytes == 100
+        assert threads[made:] == []
+
+
+def test_a_read_whose_copy_may_still_run_keeps_its_slot_until_it_has_ended(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = nobounce.Device("sim:0")
+    runtime, ring = device._runtime, engine.engine_for(device._runtime).rings.get(device._runtime, 0)
+    copied, seen = threading.Event(), []
+    copy, sync, release = runtime.copy_async, runtime.stream_sync, ring.release
+
+    def held(dst: int, src: int, nbytes: int, stream: int, *more: Any) -> None:
+        runtime.host_call(stream, lambda: copied.wait(PATIENCE) and None)
+        copy(dst, src, nbytes, stream, *more)
+
+    def refused(event: int, stream: int) -> None:
+        raise DeviceError("event_record", RuntimeStatus.Unknown)
+
+    def waited(stream: int) -> None:
+        copied.set()
+        sync(stream)
+
+    def released(slot: tuple[int, int]) -> None:
+        seen.append(copied.is_set())
+        release(slot)
+
+    with nobounce.open(path) as f, device.allocate(4096) as buffer:
+        f.read(buffer, cache="use")
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime, "copy_async", held)
+            patch.setattr(runtime, "event_record", refused)
+            patch.setattr(runtime, "stream_sync", waited)
+            patch.setattr(ring, "release", released)
+            with pytest.raises(TransferError, match="event_record"):
+                f.read(buffer, cache="use")
+            copied.set()
+        assert f.read(buffer, cache="use").nbytes == 4096
+        assert buffer.numpy().tobytes() == path.read_bytes()[:4096]
+    assert seen
+    assert all(seen)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import random
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,13 @@ from tests.capabilities import need
 
 import nobounce
 from nobounce import config
+from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, RuntimeStatus, TransferError
-from nobounce.io import bounce, engine, uring, uring_relay
+from nobounce.io import bounce, engine, fallback, hooks, uring, uring_relay
 from nobounce.testing import faults
 
 MIB = 1 << 20
+PATIENCE = 30.0
 NBYTES = 37 * MIB + 4321
 
 
@@ -197,3 +202,205 @@ def test_many_streams_share_the_ring(path: Path) -> None:
     whole()
     for thing in (*buffers, *streams):
         thing.close()
+
+
+@pytest.mark.parametrize("relay", ["io_uring", "threads"])
+def test_a_slot_is_free_only_when_the_copy_before_a_failure_has_ended(
+    path: Path, kernel: list[Any], monkeypatch: pytest.MonkeyPatch, relay: Any
+) -> None:
+    """A copy is queued, its event is refused: who has the slot next must not write into what is still being copied."""
+    config.override(config.Settings(relay=relay, io_threads=1))
+    device = nobounce.Device("sim:0")
+    runtime, ring = device._runtime, ring_of(device)
+    copied, seen = threading.Event(), []
+    copy, sync, record = runtime.copy_async, runtime.stream_sync, runtime.event_record
+    release = ring.release
+
+    def held(dst: int, src: int, nbytes: int, stream: int, *more: Any) -> None:
+        runtime.host_call(stream, lambda: copied.wait(PATIENCE) and None)
+        copy(dst, src, nbytes, stream, *more)
+
+    def refused(event: int, stream: int) -> None:
+        monkeypatch.setattr(runtime, "event_record", record)
+        if relay == "io_uring":  # once: what is copied afterwards must not hide it
+            kernel[-1]._calls = kernel[-1]._calls._replace(record=record)
+        raise DeviceError("event_record", RuntimeStatus.Unknown)
+
+    def waited(stream: int) -> None:
+        copied.set()
+        sync(stream)
+
+    def released(slot: tuple[int, int]) -> None:
+        seen.append(copied.is_set())
+        release(slot)
+
+    with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
+        monkeypatch.setattr(runtime, "copy_async", held)
+        monkeypatch.setattr(runtime, "event_record", refused)
+        monkeypatch.setattr(runtime, "stream_sync", waited)
+        monkeypatch.setattr(ring, "release", released)
+        with pytest.raises(TransferError, match="event_record"):
+            f.read(buffer, require="fallback", cache="use")
+        copied.set()
+        monkeypatch.undo()
+    assert seen
+    assert all(seen)
+    whole()
+
+
+def test_who_waits_for_a_slot_gets_one_before_the_transfer_is_over(
+    path: Path, kernel: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.override(config.Settings(relay="io_uring", async_buffer_nbytes=2 * bounce.SLOT_NBYTES))
+    device = nobounce.Device("sim:0")
+    ring = ring_of(device)
+    monkeypatch.setattr(ring, "most", 2)
+    monkeypatch.setattr(ring, "_made", 0)
+    monkeypatch.setattr(ring, "_free", [])
+    plain, count = uring_relay.UringRelay._unit, 0
+    got: list[int] = []
+    spared: list[bool] = []
+
+    def wait_for_one() -> None:
+        slot = ring.acquire(wait=True)
+        got.append(kernel[-1]._number)
+        assert slot is not None
+        ring.release(slot)
+
+    waiter = threading.Thread(target=wait_for_one, daemon=True)
+
+    def unit(self: uring_relay.UringRelay) -> Any:
+        nonlocal count
+        count += 1
+        if count == 24:
+            waiter.start()
+            while not ring.wanted:
+                THREADS.sleep(0)
+        leaving = self._held[-1] if ring.wanted and len(self._held) > 1 else None
+        given = plain(self)
+        if leaving in self._held:
+            spared.append(given.slot is not leaving)
+        return given
+
+    monkeypatch.setattr(uring_relay.UringRelay, "_unit", unit)
+    with nobounce.open(path) as f, device.allocate(NBYTES) as buffer, device.create_stream() as stream:
+        f.read_async(buffer, stream=stream, require="fallback", cache="use").result()
+        assert buffer.numpy().tobytes() == path.read_bytes()
+    waiter.join(PATIENCE)
+    assert got
+    assert got[0] < kernel[-1]._number
+    assert all(spared), "the slot that is to be given back is not read into again"
+    assert len(ring._free) == 2
+    for address, event in ring._free:
+        device._runtime.free_pinned(address)
+        device._runtime.event_destroy(event)
+
+
+def test_a_thread_that_a_signal_may_interrupt_leaves_the_kernel_out(path: Path, kernel: list[Any]) -> None:
+    """It would lose sight of a read that goes on into a slot."""
+    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(4096) as buffer:
+        f.read(buffer, cache="use")
+        assert kernel
+        kernel.clear()
+        assert (
+            f.read(buffer, file_offset=NBYTES - 100, cache="use").nbytes == 100
+        )  # short: the whole way, here
+    assert not kernel
+
+
+def test_a_relay_that_cannot_be_flushed_ends_its_transfer_all_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = fallback.Relay.flush
+
+    def broken(self: fallback.Relay) -> Any:
+        plain(self)
+        raise OSError(errno.EBADFD, "the ring is broken")
+
+    monkeypatch.setattr(fallback.Relay, "flush", broken)
+    with pytest.raises(OSError, match="the ring is broken"):
+        read(path, require="fallback", cache="use")
+
+
+def test_an_interrupt_before_the_pool_has_the_job_ends_it(path: Path) -> None:
+    job_ended = threading.Event()
+    plain = engine.Engine.submit
+
+    def interrupted(self: engine.Engine, work: Any) -> None:
+        raise KeyboardInterrupt
+
+    def ended(*_: Any) -> None:
+        job_ended.set()
+
+    with pytest.MonkeyPatch.context() as patch, nobounce.open(path) as f:
+        patch.setattr(engine.Engine, "submit", interrupted)
+        patch.setattr(hooks, "ended", ended)
+        with nobounce.Device("sim:0").allocate(NBYTES) as buffer, pytest.raises(KeyboardInterrupt):
+            f.read(buffer, require="fallback", cache="use")
+    assert job_ended.is_set()
+    assert engine.Engine.submit is plain
+    whole()
+
+
+def mixed(path: Path, data: bytes, seed: int) -> None:
+    """Reads of all sizes and places, queued and not, some cancelled, some broken: each right, short or an error."""
+    pick = random.Random(seed)
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path) as f, device.allocate(NBYTES) as buffer, device.create_stream() as stream:
+        for _ in range(12):
+            nbytes = pick.choice([1, 4096, 65_536, 300_000, 5 * MIB, 20 * MIB])
+            at, to = pick.randrange(NBYTES), pick.randrange(NBYTES - nbytes)
+            cache: Any = pick.choice(["use", "avoid", "auto"])
+            told: dict[str, Any] = {"nbytes": nbytes, "file_offset": at, "buffer_offset": to, "cache": cache}
+            broken = pick.random() < 0.1
+            with faults.inject(op="pread", error=errno.EIO, times=1) if broken else nullcontext():
+                try:
+                    if pick.random() < 0.5:
+                        receipt = f.read(buffer, require="fallback", **told)
+                    else:
+                        moves = [f.read_async(buffer, stream=stream, **told) for _ in range(3)]
+                        moves[1].cancel()
+                        moves[2].exception(PATIENCE)
+                        receipt = moves[0].result(PATIENCE)
+                except TransferError:
+                    stream.sync()
+                    continue
+            stream.sync()
+            assert receipt.nbytes == min(nbytes, NBYTES - at)
+            arrived = buffer.numpy()[to : to + receipt.nbytes].tobytes()
+            assert arrived == data[at : at + receipt.nbytes]
+
+
+def in_a_child(path: Path, data: bytes) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if read(path, require="fallback")[1] == data else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_threads_streams_cancels_faults_and_forks_at_once(path: Path) -> None:
+    data = path.read_bytes()
+    failures: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        try:
+            mixed(path, data, seed)
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    ends = [in_a_child(path, data) for _ in range(2)]
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert ends == [0, 0]
+    for _ in range(1000):  # I/O threads give their slots back right behind the end
+        if len(ring_of(nobounce.Device("sim:0"))._free) == ring_of(nobounce.Device("sim:0"))._made:
+            break
+        THREADS.sleep(0.01)
+    whole()
