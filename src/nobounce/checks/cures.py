@@ -107,7 +107,7 @@ _BY_CODE: dict[str, Priced] = {
         _BOOT,
         Cure("boot with iommu=pt", "sudo grubby --update-kernel=ALL --args=iommu=pt && sudo reboot"),
     ),
-    "file-kind": (_ELSEWHERE, Cure("name a regular file or a block device: this has no offsets to read at")),
+    "file-kind": (_ELSEWHERE, Cure("name a regular file, a folder that holds some, or a block device")),
 }
 
 

@@ -123,7 +123,10 @@ def _resolve_folder(folder: str) -> ModelFiles:
     if indexes:
         return _resolve_index(os.path.join(folder, indexes[0]), models)
     if not models:
-        message = f"{printable(folder)}: the folder holds no {_SUFFIX} file and no {INDEX_NAME}"
+        message = (
+            f"{printable(folder)}: the folder holds no {_SUFFIX} file and no {INDEX_NAME}: name a folder that "
+            "does, or a file"
+        )
         raise errors.FileMissingError(message, errno.ENOENT, folder)
     gaps = set(_numbered_gaps(models)).difference(models)
     dangling = [name for name in models if not os.path.exists(os.path.join(folder, name))]

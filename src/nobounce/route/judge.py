@@ -77,6 +77,7 @@ def judge(request: Request) -> Route:
 def _refused(request: Request, refusals: tuple[Refusal, ...]) -> RouteError:
     name = printable(request.file.path or "?")
     wanted = "fastpath is required" if request.require == "fastpath" else "no backend accepts the request"
+    refusals = tuple(dict.fromkeys(refusals))  # both backends may refuse for one reason
     lines = "; ".join(str(r) for r in refusals)
     return RouteError(
         f"{name}: {request.op} of {request.nbytes} bytes at offset {request.file_offset} on {request.memory.device}: "

@@ -95,10 +95,7 @@ def file_refusals(request: Request) -> list[Refusal]:
     file, system = request.file, request.file.filesystem
     found = []
     if file.kind not in ("regular", "block"):
-        found.append(
-            Refusal("file-kind", f"a {file.kind} cannot be read or written directly", "use a regular file")
-        )
-        return found
+        return [_no_offsets(file.kind)]
     if file.kind == "regular" and system.memory:
         found.append(
             Refusal(
@@ -134,6 +131,13 @@ def file_refusals(request: Request) -> list[Refusal]:
         )
         found.append(Refusal("direct-io-unproven", sentence, _move_cure(request)))
     return found
+
+
+def _no_offsets(kind: str) -> Refusal:
+    """The same words for both backends: neither can, for the same reason."""
+    names = {"fifo": "pipe", "char": "character device", "directory": "folder", "other": "file of this kind"}
+    sentence = f"a {names.get(kind, kind)} has no offsets to read or write at"
+    return Refusal("file-kind", sentence, "use a regular file or a block device")
 
 
 def _move_cure(request: Request) -> str:
@@ -251,9 +255,5 @@ def score_fallback(request: Request) -> Score:
             )
         )
     if request.file.kind not in ("regular", "block"):
-        refusals.append(
-            Refusal(
-                "file-kind", f"a {request.file.kind} has no offsets to read or write at", "use a regular file"
-            )
-        )
+        refusals.append(_no_offsets(request.file.kind))
     return Score("fallback", -1 if refusals else 1, tuple(refusals))

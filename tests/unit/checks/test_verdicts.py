@@ -471,6 +471,25 @@ def test_the_file_itself(change: dict[str, int], expected: str, code: str) -> No
     assert (code in codes(found)) if code else not codes(found)
 
 
+@pytest.mark.parametrize("device", ["cpu", "hip:0"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (stat.S_IFDIR, "folder"),
+        (stat.S_IFIFO, "pipe"),
+        (stat.S_IFCHR, "character device"),
+        (stat.S_IFSOCK, "socket"),
+    ],
+)
+def test_what_has_no_offsets_is_said_once_with_the_cure(kind: int, name: str, device: str) -> None:
+    """Both backends refuse for the same reason; a reader of the verdict is told it once, and what to name instead."""
+    found = verdict(ready_amd().file("/data/model.bin", kind=kind), device=device)
+    said = [f.sentence for f in found.findings if f.answer == "no"]
+    assert said == [f"a {name} has no offsets to read or write at"]
+    assert [f.sentence for f in found.decided_by] == said
+    assert str(found.cure) == "name a regular file, a folder that holds some, or a block device"
+
+
 def test_a_block_device_itself_may_be_read() -> None:
     tree = ready_amd().file("/dev/nvme0n1", device="nvme0n1").mount("/dev", "devtmpfs", "udev")
     assert verdict(tree.file("/dev/nvme0n1", device="nvme0n1"), "/dev/nvme0n1").verdict == "fastpath"

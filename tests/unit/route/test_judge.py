@@ -13,7 +13,7 @@ from nobounce.config import Settings
 from nobounce.errors import ArgumentError, ConfigError, RouteError
 from nobounce.route.judge import PAGE, aligned_middle, best, judge
 from nobounce.route.scores import score_fallback, score_fastpath
-from nobounce.route.types import CachedRange, MemoryKind, Request, Route, Score
+from nobounce.route.types import CachedRange, MemoryKind, Request, Require, Route, Score
 from situations import DIRECT, FILE, MEMORY, on, request
 
 FORCE = Settings(force_compat_mode=True)
@@ -162,6 +162,15 @@ def test_each_refusal_has_its_code_and_sends_the_request_to_fallback(
     with pytest.raises(RouteError) as caught:
         judge(replace(r, require="fastpath"))
     assert code in codes(caught.value)
+
+
+@pytest.mark.parametrize("require", ["auto", "fastpath"])
+def test_what_both_backends_refuse_for_is_told_once(require: Require) -> None:
+    with pytest.raises(RouteError) as caught:
+        judge(request(file={"kind": "char"}, require=require))
+    assert [r.code for r in caught.value.refusals] == ["file-kind"]
+    assert str(caught.value).count("no offsets") == 1
+    assert "a character device has no offsets to read or write at" in str(caught.value)
 
 
 def test_every_failed_condition_is_kept_not_only_the_first() -> None:
