@@ -400,6 +400,19 @@ def test_what_is_no_capture_is_refused_by_name(tmp_path: Path) -> None:
     assert nobounce("check", "--capture", tmp_path / "no" / "folder.tar").exit_code == 1
 
 
+@pytest.mark.parametrize("what", ["pipe", "folder"])
+def test_a_capture_that_is_no_regular_file_is_refused_unopened(tmp_path: Path, what: str) -> None:
+    odd = tmp_path / "odd"
+    if what == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.mkdir()
+    command = [sys.executable, "-m", "nobounce", "check", "--replay", str(odd)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == f"nobounce check: {odd}: is a {what}: name a regular file\n"
+
+
 # speed
 
 

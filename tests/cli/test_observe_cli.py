@@ -433,6 +433,26 @@ def test_compare_names_what_is_no_file(tmp_path: Path, what: str, said: str) -> 
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(("what", "said"), [("folder", "a folder"), ("pipe", "a pipe"), ("device", "a char")])
+@pytest.mark.parametrize("arguments", [[], ["--limits"]])
+def test_report_waits_for_no_pipe(
+    data: Path, tmp_path: Path, arguments: list[str], what: str, said: str
+) -> None:
+    odd = tmp_path / "odd"
+    if what == "folder":
+        odd.mkdir()
+    elif what == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd = Path("/dev/null")
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"displayTimeUnit":"ms","traceEvents":[\n')
+    done = run("report", *([trace, *arguments] if arguments else []), odd, "-o", tmp_path / "page")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"nobounce report: {odd}: is {said}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_reports_call_the_command_by_its_name(tmp_path: Path) -> None:
     out = tmp_path / "o"
     done = nobounce(

@@ -13,6 +13,7 @@ import re
 import tarfile
 from typing import Any
 
+from nobounce.facts import regular
 from nobounce.facts.acs import extended_capabilities
 from nobounce.facts.source import CapturedSource, RecordingSource
 
@@ -167,9 +168,10 @@ def save(path: str, recorded: RecordingSource, request: dict[str, Any]) -> None:
 
 
 def restore(path: str) -> tuple[CapturedSource, dict[str, Any]]:
-    """(the source, what was asked) of a capture. Raises OSError, and ValueError for anything that is no capture."""
+    """(the source, what was asked) of a capture. Raises OSError, ArgumentError for what is no regular file, and ValueError for
+    anything else that is no capture."""
     try:
-        with tarfile.open(path, "r:") as tar:
+        with open(path, "rb", opener=regular.opener) as f, tarfile.open(fileobj=f, mode="r:") as tar:
             parts = {name: _part(tar, name) for name in ("capture.json", "request.json")}
     except tarfile.TarError as e:
         raise ValueError(f"no capture: {e}") from e

@@ -108,6 +108,8 @@ def _source(
             source, request = restore(replay)
         except OSError as e:
             raise FileError.from_oserror(e, replay, "open") from e
+        except ArgumentError:
+            raise
         except (ValueError, UnicodeError) as e:
             raise ArgumentError(f"{printable(replay)}: {e}") from e
         kept = request.get("settings")

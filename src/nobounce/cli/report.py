@@ -82,15 +82,19 @@ def command(
 
 
 def read_limits(path: str) -> dict[str, float]:
-    """Limits in bytes per second from the JSON of `nobounce bench`. Raises FileError and FormatError."""
+    """Limits in bytes per second from the JSON of `nobounce bench`. Raises ArgumentError, FileError and FormatError."""
     import json
 
+    from nobounce.facts import regular
+
     try:
-        with open(path, encoding="utf-8") as f:
+        with open(path, encoding="utf-8", opener=regular.opener) as f:
             found = json.load(f)["limits"]
         return {str(k): float(v) for k, v in found.items()}
     except OSError as e:
         raise FileError.from_oserror(e, path, "read") from e
+    except ArgumentError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise FormatError("not the JSON of `nobounce bench`", filename=path) from e
 

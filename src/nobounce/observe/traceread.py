@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nobounce.errors import FileError, FormatError
+from nobounce.facts import regular
 from nobounce.observe.trace import SCHEMA
 
 Event = dict[str, Any]
@@ -51,7 +52,7 @@ def _is_process(path: str, stem: str, ending: str) -> bool:
 
 
 def read(paths: Sequence[str]) -> Trace:
-    """Every event of these files. Raises FileError and FormatError."""
+    """Every event of these files. Raises FileError, FormatError, and ArgumentError for what is no regular file."""
     trace = Trace()
     for path in paths:
         _read_one(path, trace)
@@ -60,7 +61,7 @@ def read(paths: Sequence[str]) -> Trace:
 
 def _read_one(path: str, trace: Trace) -> None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as f:
+        with open(path, encoding="utf-8", errors="replace", opener=regular.opener) as f:
             first = f.readline()
             if first.rstrip() != '{"displayTimeUnit":"ms","traceEvents":[':
                 _read_foreign(path, first + f.read(), trace)

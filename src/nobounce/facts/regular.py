@@ -1,0 +1,35 @@
+"""Opening what must be a regular file: a pipe that nobody writes to would keep open() waiting for ever, a device may act on it."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from nobounce.errors import ArgumentError, printable
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def opener(path: str, flags: int) -> int:
+    """For the `opener` of open(): looks before it opens. Raises ArgumentError for what is no regular file, else OSError."""
+    _need_regular(os.stat(path).st_mode, path)
+    # O_NONBLOCK: a pipe may have taken the file's place since. It means nothing to a regular file.
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _need_regular(os.fstat(fd).st_mode, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _need_regular(mode: int, path: str) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise ArgumentError(f"{printable(path)}: is {kind}: name a regular file")
