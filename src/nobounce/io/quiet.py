@@ -11,9 +11,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 
 from nobounce.runtimes.base import Gate, Runtime
-from nobounce.runtimes.exits import promise
+from nobounce.runtimes.exits import closed_by, promise
 
 _lock = threading.Lock()
 _all: weakref.WeakKeyDictionary[Runtime, Quiet] = weakref.WeakKeyDictionary()
@@ -24,25 +25,26 @@ class Quiet:
 
     def __init__(self, runtime: Runtime) -> None:
         self._changed = runtime.scheduler.condition()
-        self._gates = self._calls = 0
+        self._gates = 0
+        self._calls: set[int] = set()
+        """The threads that call: one that was interrupted between beginning and ending is found out when it comes again."""
 
     @property
     def gates(self) -> int:
         """Gates that are closed now."""
         return self._gates
 
-    def gate_closes(self) -> None:
+    def gate_closes(self, gate: KnownGate) -> None:
         """Before a gate is made: no registration is under way afterwards, and none begins until `gate_opened`."""
         with self._changed.mutex:
-            self._gates += 1
-            self._changed.wait_for(lambda: self._calls == 0)
+            self._calls.discard(get_ident())
+            gate.counts, self._gates = True, self._gates + 1
+            self._changed.wait_for(lambda: not self._calls)
 
-    def gate_opened(self, gate: _KnownGate | None = None) -> None:
-        """Once for each `gate_closes`; of a gate that is told again nothing more is made."""
+    def gate_opened(self, gate: KnownGate) -> None:
+        """Of a gate that is told again nothing more is made."""
         with self._changed.mutex:
-            if gate is None:
-                self._gates -= 1
-            elif gate.counts:
+            if gate.counts:
                 gate.counts, self._gates = False, self._gates - 1
             self._changed.notify_all()
 
@@ -51,18 +53,18 @@ class Quiet:
         with self._changed.mutex:
             if self._gates:
                 return False
-            self._calls += 1
+            self._calls.add(get_ident())
             return True
 
     def wait_to_call(self, timeout: float | None = None) -> None:
         """Wait until no gate is closed, at most `timeout` seconds; `called` must follow."""
         with self._changed.mutex:
             self._changed.wait_for(lambda: self._gates == 0, timeout)
-            self._calls += 1
+            self._calls.add(get_ident())
 
     def called(self) -> None:
         with self._changed.mutex:
-            self._calls -= 1
+            self._calls.discard(get_ident())
             self._changed.notify_all()
 
 
@@ -81,30 +83,46 @@ def closed_gate(
     runtime: Runtime, stream: int, on_reached: Callable[[], None], *, patient: bool = False
 ) -> Gate:
     """`runtime.gate`, known to whoever would register memory until it is opened. The caller opens it in any case."""
-    quiet = quiet_of(runtime)
-    if quiet is None:
-        return promise(runtime.gate(stream, on_reached, patient=patient))
-    quiet.gate_closes()
+    gate = KnownGate(runtime)
     try:
-        return _KnownGate(promise(runtime.gate(stream, on_reached, patient=patient)), quiet)
+        gate.shut(stream, on_reached, patient=patient)
     except BaseException:
-        quiet.gate_opened()
+        gate.open()
         raise
+    return gate
 
 
-class _KnownGate(Gate):
-    def __init__(self, gate: Gate, quiet: Quiet) -> None:
-        self._gate, self._quiet = gate, quiet
+class KnownGate(Gate):
+    """A gate that its owner holds before `shut` closes it: wherever that is interrupted, somebody can open it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._quiet = runtime, quiet_of(runtime)
+        self._gate: Gate | None = None
+        self._begun = self._opened = self.counts = False
+
+    def shut(self, stream: int, on_reached: Callable[[], None], *, patient: bool = False) -> None:
+        """Close it, once; when that raises, `open` it all the same."""
+        self.on_reached, self._begun = on_reached, True
+        if self._quiet is not None:
+            self._quiet.gate_closes(self)
+        gate = promise(self._runtime.gate(stream, on_reached, patient=patient))
         self.can_look = gate.can_look
-        self.counts = True
+        self._gate = gate
+        if self._opened:
+            gate.open()
 
     def open(self) -> None:
-        self._gate.open()
-        if self.counts:
+        self._opened = True
+        if self._gate is not None:
+            self._gate.open()
+        elif self._begun:  # interrupted, or the stream was there before `shut` has ended
+            for gate in closed_by(self.on_reached):
+                gate.open()
+        if self.counts and self._quiet is not None:
             self._quiet.gate_opened(self)
 
     def look(self) -> bool:
-        return self._gate.look()
+        return self._gate is not None and self._gate.look()
 
 
 def _forget() -> None:

@@ -16,7 +16,7 @@ from nobounce.io import hooks, params, small
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
 from nobounce.io.prepare import make_job, make_request, memory_of, small_read, stream_slots
-from nobounce.io.quiet import closed_gate
+from nobounce.io.quiet import KnownGate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
 from nobounce.io.transfer import Transfer
@@ -80,7 +80,12 @@ def submit(
     file._enter()
     view._acquire()
 
+    owed = [True]
+
     def release() -> None:
+        if not owed:
+            return  # the end of the transfer was first
+        owed.clear()
         try:
             view._release()
         finally:
@@ -168,13 +173,14 @@ def _small(
 
 
 def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:
+    gate = KnownGate(view.device._runtime)
     try:
-        gate = closed_gate(view.device._runtime, on.handle, transfer._reached, patient=transfer._small)
+        transfer._hold(gate)  # before it closes: whatever interrupts that, the end of the transfer opens it
+        gate.shut(on.handle, transfer._reached, patient=transfer._small)
+        view.allocation.used_on(on)  # whoever looks at the buffer next waits for this stream
     except BaseException:
         transfer.cancel()
         raise
-    transfer._hold(gate)
-    view.allocation.used_on(on)  # whoever looks at the buffer next waits for this stream
 
 
 def _values(given: Params, view: Buffer) -> tuple[int, int, int]:

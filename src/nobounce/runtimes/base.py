@@ -93,6 +93,8 @@ class Gate(ABC):
     """A thread of this library will open it, whatever happens (exits)."""
     can_look = False
     """Whether `look` may find out something."""
+    on_reached: Callable[[], None] | None = None
+    """What is called when the stream gets here."""
 
     def look(self) -> bool:
         """Whether the stream is known to have got here; calls `on_reached` in this thread if nobody has yet.

@@ -26,7 +26,7 @@ PAUSE, LOOKS = 0.1, 5
 """Seconds between two looks, and how many must find the same."""
 
 _WAITS = ("nobounce.runtimes.", "nobounce.io.transfer")
-_MAKES = frozenset({"gate", "closed_gate"})
+_MAKES = frozenset({"gate", "shut"})
 """Calls that may wait with a gate half made."""
 
 _closed: list[Callable[[], Iterable[Gate]]] = []
@@ -38,6 +38,11 @@ def promise(gate: Gate) -> Gate:
     """A thread of this library will open the gate, whatever happens; returns it."""
     gate.promised = True
     return gate
+
+
+def closed_by(on_reached: Callable[[], None] | None) -> list[Gate]:
+    """The closed gates that were made with this `on_reached`."""
+    return [g for closed in list(_closed) for g in list(closed()) if g.on_reached == on_reached]
 
 
 def look_after(closed: Callable[[], Iterable[Gate]]) -> None:

@@ -61,21 +61,22 @@ class GpuGate(Gate):
 
     __slots__ = (
         "_gates",
-        "_on_reached",
         "_opened",
         "_pair",
         "_passed",
         "_patient",
         "_stream",
         "_ticket",
+        "on_reached",
         "promised",
     )
     can_look = True
+    on_reached: Callable[[], None]
 
     def __init__(
         self, gates: Gates, pair: Pair, stream: StreamKey, on_reached: Callable[[], None], patient: bool
     ) -> None:
-        self._gates, self._pair, self._stream, self._on_reached = gates, pair, stream, on_reached
+        self._gates, self._pair, self._stream, self.on_reached = gates, pair, stream, on_reached
         pair.ticket += 1
         self._ticket = pair.ticket
         self._opened = self._passed = False
@@ -94,8 +95,9 @@ class GpuGate(Gate):
 class HostGate(Gate):
     """The way of a device that cannot wait for values."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_reached: Callable[[], None]) -> None:
         self._event = threading.Event()
+        self.on_reached = on_reached
 
     def open(self) -> None:
         self._event.set()
@@ -153,7 +155,7 @@ class Gates:
             try:
                 self._adapter.wait_value(handle, ctypes.addressof(pair.go), gate._ticket, WAIT_GEQ)
             except BaseException:
-                gate._on_reached = _nothing  # the stream is not held; its write is still to be waited for
+                gate.on_reached = _nothing  # the stream is not held; its write is still to be waited for
                 self._open(gate)
                 raise
         return gate
@@ -162,7 +164,7 @@ class Gates:
         self, launch: Callable[[Callable[[], None]], None], on_reached: Callable[[], None]
     ) -> Gate:
         """The same by a host function that `launch` puts into the stream."""
-        gate = HostGate()
+        gate = HostGate(on_reached)
 
         def hold() -> None:
             try:
@@ -315,7 +317,7 @@ class Gates:
 
     def _tell(self, gate: GpuGate) -> None:
         try:
-            gate._on_reached()
+            gate.on_reached()
         except Exception as e:  # the watcher serves everybody
             self._failed(gate._stream, e)
 

@@ -18,8 +18,9 @@ import nobounce
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.device import Device
+from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.io import engine
-from nobounce.io.quiet import quiet_of
+from nobounce.io.quiet import closed_gate, quiet_of
 from nobounce.runtimes import hip
 from nobounce.runtimes.gpu import GpuRuntime
 
@@ -118,3 +119,68 @@ def test_an_interrupt_at_any_line_leaves_no_gate_closed(
                 break
         buffer._uses = 0  # it stays in use where the line that ends its use was hit
     assert hit > 50
+
+
+def _settled(runtime: GpuRuntime) -> bool:
+    quiet = quiet_of(runtime)
+    assert quiet is not None
+    deadline = THREADS.now() + PATIENCE
+    while (runtime._gates._shut or quiet._gates) and THREADS.now() < deadline:
+        THREADS.sleep(0.0001)
+    return not (runtime._gates._shut or quiet._gates or quiet._calls)
+
+
+def test_an_interrupt_at_any_line_of_a_submission_leaves_no_gate_closed(
+    tmp_path: Path, runtime: GpuRuntime
+) -> None:
+    """Nobody would have known of the gate: the stream stood for good, or no memory was ever registered again."""
+    path = tmp_path / "data.bin"
+    path.write_bytes(os.urandom(8192))
+    config.override(config.Settings(async_buffer_nbytes=4 << 20))
+    hit, move = 0, None
+    device = Device._of(runtime, 0)
+    with nobounce.open(path) as f, device.allocate(8192) as buffer, device.create_stream() as stream:
+        f.read_async(buffer, stream=stream, nbytes=4096, cache="use").result()
+        while move is None:
+            interrupt = Interrupt(hit + 1)
+            try:
+                sys.settrace(interrupt)
+                move = f.read_async(buffer, stream=stream, nbytes=4096, cache="use", file_offset=1)
+            except KeyboardInterrupt:
+                hit += 1
+            finally:
+                sys.settrace(None)
+            assert _settled(runtime), interrupt.where
+            assert buffer._uses >= 0, interrupt.where
+            buffer._uses = 0  # it stays in use where the line that begins its use was hit
+        move.result()
+    assert hit > 50
+
+
+def test_a_small_read_whose_gate_is_refused_gives_its_buffer_back_once(
+    tmp_path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(os.urandom(8192))
+    device = Device._of(runtime, 0)
+
+    def refuse(*_: object, **__: object) -> object:
+        raise DeviceError("gate", RuntimeStatus.Unknown)
+
+    with nobounce.open(path) as f, device.allocate(8192) as buffer, device.create_stream() as stream:
+        f.read(buffer, nbytes=4096, cache="use")
+        assert f._plans
+        monkeypatch.setattr(runtime, "gate", refuse)
+        with pytest.raises(DeviceError):
+            f.read_async(buffer, stream=stream, nbytes=4096, cache="use")
+        assert buffer._uses == 0
+        assert _settled(runtime)
+
+
+def test_a_call_that_was_interrupted_at_its_beginning_holds_up_no_gate(runtime: GpuRuntime) -> None:
+    quiet = quiet_of(runtime)
+    assert quiet is not None
+    assert quiet.try_call()  # and `called` never follows
+    gate = closed_gate(runtime, runtime.stream_create(0), lambda: None)
+    gate.open()
+    assert _settled(runtime)

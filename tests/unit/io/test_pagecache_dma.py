@@ -185,7 +185,7 @@ def test_what_is_to_be_unregistered_waits_for_the_gate(path: Path) -> None:
             f.read(buffer, cache="use")
             assert f.read_async(buffer, stream=stream, nbytes=4096, cache="use").result(30).nbytes == 4096
     assert settled() == 0
-    assert quiet._gates == quiet._calls == 0
+    assert quiet._gates == len(quiet._calls) == 0
 
 
 def test_a_relay_that_fails_at_the_end_leaves_no_window_s_copy_under_way(
