@@ -164,8 +164,8 @@ class Baton:
 
     def start(self, target: Callable[[], None], name: str) -> BatonTask:
         """A new task that can run; its name gets a number when it is taken."""
+        worker = _borrow()  # first: where no thread can be started nothing has happened
         count = self._names[name] = self._names.get(name, 0) + 1
-        worker = _borrow()
         task = BatonTask(name if count == 1 else f"{name}#{count}", worker.baton, worker.ident)
         worker.job = self._job(task, target)
         self.tasks[task] = None

@@ -165,6 +165,20 @@ def test_trace_names_tasks_and_points_and_is_bounded() -> None:
         assert ("w#2", "end") in stepper.trace
 
 
+def test_a_task_whose_thread_cannot_be_started_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    release_threads()
+    with Stepper(0) as stepper:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                stepper.spawn(lambda: None, name="w")
+        stepper.spawn(lambda: None, name="w").join()
+        assert ("w", "end") in stepper.trace
+
+
 def test_a_racy_counter_shows_both_outcomes() -> None:
     assert {Stepper.run(racy_counter, seed=seed) for seed in range(50)} == {1, 2}
 

@@ -78,8 +78,22 @@ class _Operation:
         return IOEvents(self.cookie, self.state.public, self.result & (1 << 64) - 1)
 
     def start(self) -> None:
-        """Queue it."""
-        engine_for(self._view.device._runtime).submit(self)
+        """Queue it. Where no thread can be started it has failed."""
+        try:
+            engine_for(self._view.device._runtime).submit(self)
+        except (RuntimeError, MemoryError):
+            self._fail()
+
+    def _fail(self) -> None:
+        with self._context.changed:
+            if self.state is not OpState.PENDING:
+                return
+            self.move(OpState.RUNNING)
+        self.let_go()
+        with self._context.changed:
+            self.result = -int(OpError.INTERNAL_ERROR)
+            self.move(OpState.FAILED)
+            self._context.changed.notify_all()
 
 
 class _Context:

@@ -88,8 +88,18 @@ class ThreadLane:
             self.busy += len(items)
             more = max(0, min(self._width, len(self._queue)) - self._workers)
             self._workers += more
-        if more:
+        if not more:
+            return
+        try:
             self._engine.submit(_Spell(self, more))
+        except (RuntimeError, MemoryError):  # no thread can be started: what none is going to take ends here
+            with self.changed:
+                self._workers -= more
+                if not self._workers:
+                    self._outcomes += [_unbegun(item) for item in self._queue]
+                    self._queue.clear()
+                self.changed.notify_all()
+            self._wake()
 
     @property
     def ready(self) -> bool:
@@ -197,6 +207,11 @@ class _Spell:
 
     def work(self) -> None:
         self._lane.serve()
+
+
+def _unbegun(item: Item) -> Outcome:
+    error = item.group.error(errno.EAGAIN, item.file_offset + item.done, item.nbytes - item.done, "fallback")
+    return Outcome(item.slot, item.group, item.done, errno=errno.EAGAIN, error=error)
 
 
 def _bundles(item: Item) -> bool:

@@ -6,12 +6,14 @@ idle: many streams held at their gates cost nothing, and N transfers under way a
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from typing import Protocol
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.config import settings
+from nobounce.errors import NobounceError
 from nobounce.io import hooks, uring, uring_relay
 from nobounce.io.bounce import Rings
 from nobounce.io.job import Job
@@ -72,6 +74,12 @@ class Work(Protocol):
     def work(self) -> None: ...
 
 
+class _Start:
+    """A thread being started; `sure` once it is certain to run."""
+
+    sure = False
+
+
 class Engine:
     """A pool of I/O threads and the bounce rings they share."""
 
@@ -82,6 +90,7 @@ class Engine:
         self._changed = scheduler.condition()
         self._tickets: deque[Work] = deque()
         self._idle = self._threads = 0
+        self._starting: set[_Start] = set()
         self._stopped = False
 
     def run(self, job: Job) -> None:
@@ -118,12 +127,17 @@ class Engine:
             raise interrupt
 
     def submit(self, work: Work) -> None:
-        """Have the pool carry the work out."""
+        """Have the pool carry the work out. Raises what starting a thread raises where there is no thread at all: the work is
+        nobody's then. One thread is enough for all of it."""
         self._offer(work, max(1, work.tickets))
 
     def assist(self, job: Work) -> None:
-        """Offer the job to other threads; the caller's own is about to work on it."""
-        self._offer(job, job.tickets - 1)
+        """Offer the job to other threads; the caller's own is about to work on it, alone where no other can be started."""
+        try:
+            self._offer(job, job.tickets - 1)
+        except (RuntimeError, MemoryError) as e:
+            if isinstance(e, NobounceError):
+                raise
 
     def close(self) -> None:
         """Let idle threads end; jobs under way finish. A closed engine takes no more work."""
@@ -134,16 +148,36 @@ class Engine:
     def _offer(self, job: Work, tickets: int) -> None:
         if tickets <= 0:
             return
-        spawn = 0
-        with self._changed.mutex:
-            self._tickets.extend([job] * tickets)
-            spawn = max(0, min(len(self._tickets) - self._idle, self._most - self._threads))
-            self._threads += spawn
-            self._changed.notify(tickets)
-        for _ in range(spawn):
-            self.scheduler.spawn(self._serve, name="nobounce-io")
+        starts: list[_Start] = []
+        try:
+            with self._changed.mutex:
+                room = self._most - self._threads - len(self._starting)
+                # Where no thread is at work yet, those that others are starting may come to nothing.
+                wanted = max(min(len(self._tickets) + tickets - self._idle, room), not self._threads)
+                starts = [_Start() for _ in range(wanted)]
+                self._starting.update(starts)
+                self._tickets.extend([job] * tickets)
+                self._changed.notify(tickets)
+            for start in starts:
+                self.scheduler.spawn(functools.partial(self._serve, start), name="nobounce-io")
+                start.sure = True
+        except BaseException as e:
+            with self._changed.mutex:
+                self._starting.difference_update([s for s in starts if not s.sure])
+                served = self._threads > 0 or any(s.sure for s in self._starting)
+                for _ in range(0 if served else min(tickets, self._tickets.count(job))):
+                    self._tickets.remove(job)
+            if not served or isinstance(e, NobounceError) or not isinstance(e, RuntimeError | MemoryError):
+                raise
 
-    def _serve(self) -> None:
+    def _serve(self, start: _Start) -> None:
+        with self._changed.mutex:
+            if start not in self._starting:
+                return  # whoever started this thread was told that it had not come to be
+            self._starting.discard(start)
+            if self._threads >= self._most:
+                return
+            self._threads += 1
         while True:
             with self._changed.mutex:
                 self._idle += 1

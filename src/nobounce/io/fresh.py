@@ -91,12 +91,18 @@ def read_fresh(
                 pool.submit(team)
                 if beside is not None:
                     pool.submit(beside)
+            except BaseException as e:
+                failure = e
+                job.stop()
             finally:
                 team.begin()
         try:
-            meanwhile()
+            if failure is None:
+                meanwhile()
+            else:
+                job.work()  # ends it if no other thread has begun, or ever will
         except BaseException as e:
-            failure = e
+            failure = failure or e
             job.stop()
         while not job.done:
             try:

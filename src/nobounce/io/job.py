@@ -223,10 +223,16 @@ class Job:
         with self._changed.mutex:
             self.done = True
             self._changed.notify_all()
+        own = []
         for rest in self.leftovers:
-            self._hand_over(rest)
+            try:
+                self._hand_over(rest)
+            except (RuntimeError, MemoryError):  # no thread can be started
+                own.append(rest)
         if self._on_done is not None:
             self._on_done(self)
+        for rest in own:
+            rest.work()
 
     def _sync(self) -> None:
         try:

@@ -203,7 +203,16 @@ class Keeper:
             if self._serving or not self._held:
                 return
             self._serving = True
-        THREADS.spawn(self._serve, name="nobounce-unpin")
+        try:
+            THREADS.spawn(self._serve, name="nobounce-unpin")
+        except BaseException as e:
+            with self._changed.mutex:
+                self._serving = False
+            if not isinstance(e, RuntimeError | MemoryError):
+                raise
+            # No thread can be started: now, then. What a closed gate keeps pinned waits for the next who keeps or makes room.
+            while self.make_room():
+                pass
 
     def busy(self) -> None:
         """Pages are being pinned now."""

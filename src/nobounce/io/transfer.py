@@ -124,7 +124,10 @@ class Transfer:
             self._arrived = True
             if self._looking:
                 return
-        self._engine.submit(self)
+        try:
+            self._engine.submit(self)
+        except Exception as e:  # no thread can be started: the stream must not wait for one for ever
+            self._end_unstarted(e)
 
     @property
     def tickets(self) -> int:

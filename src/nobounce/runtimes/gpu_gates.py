@@ -137,12 +137,12 @@ class Gates:
         self, handle: int, stream: StreamKey, on_reached: Callable[[], None], patient: bool = False
     ) -> Gate:
         """Put a closed gate into a stream; the device's context is current."""
-        pair = self._take()
         with self._changed.mutex:
             lock = self._submitting.setdefault(stream, threading.Lock())
-            if not self._watching:
-                self._watching = True
+            if not self._watching:  # only once it runs: without it no gate would ever be found reached
                 self._scheduler.spawn(self._watch, name=f"nobounce-{self._adapter.name}-gates")
+                self._watching = True
+        pair = self._take()
         with lock:  # write and wait belong together: another gate's write between them would come too early
             gate = GpuGate(self, pair, stream, on_reached, patient)
             try:

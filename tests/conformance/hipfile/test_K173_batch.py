@@ -392,3 +392,21 @@ def test_K190_ten_threads_on_the_map_of_batches(rig: Rig) -> None:
 
     assert in_threads(10, churn) == []
     assert STATE.files[handle]._in_flight == 0
+
+
+def test_operations_that_no_thread_can_be_started_for_have_failed(
+    rig: Rig, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, memory = rig.file(pattern(4 * BLOCK)), rig.registered(4 * BLOCK)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_for(rig.runtime), "submit", _refuse)
+        requests = [_read(handle, memory.handle, offset=n * BLOCK, cookie=n) for n in range(4)]
+        assert hipfile.batch_io_submit(batch, 4, requests) == OK
+    events = _all(batch, 4)
+    assert {e.status for e in events.values()} == {Status.FAILED}
+    hipfile.handle_deregister(handle)
+    assert handle not in STATE.files, "nothing is in use"
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("can't start new thread")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nobounce.clock import THREADS, Threads
+from nobounce.clock import THREADS, Task, Threads
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.gpu_gates import HEALTH, LONGEST, SHORTEST, Gates
 from nobounce.runtimes.gpu_host import StreamKey
@@ -201,6 +201,28 @@ def test_a_stream_that_refuses_gets_no_gate() -> None:
     assert again.wait(PATIENCE)
     gate.open()
     assert not reached.is_set()
+
+
+def test_a_watcher_that_cannot_be_started_is_tried_again_with_the_next_gate() -> None:
+    class Scarce(Threads):
+        full = True
+
+        def spawn(self, target: Callable[[], None], *, name: str) -> Task:
+            if self.full:
+                raise RuntimeError("can't start new thread")
+            return super().spawn(target, name=name)
+
+    scheduler = Scarce()
+    rig, reached = Rig(scheduler), threading.Event()
+    with pytest.raises(RuntimeError, match="can't start"):
+        rig.gate(5, reached.set)
+    assert not rig.words.ops, "the stream is not held"
+    assert not rig.gates.closed()
+    scheduler.full = False
+    gate = rig.gate(5, reached.set)
+    rig.words.reach(5)
+    assert reached.wait(PATIENCE)
+    gate.open()
 
 
 def test_open_all_opens_what_is_closed() -> None:
