@@ -5,15 +5,18 @@ Pinning runs at 1.5 GiB/s, so slots are made on first need, kept, and never made
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from nobounce.errors import OutOfMemoryError
+from nobounce.errors import NobounceError, OutOfMemoryError
 from nobounce.io import hooks
 from nobounce.io.quiet import quiet_of
 from nobounce.runtimes.base import Runtime
 
 SLOT_NBYTES = 4 << 20
 MAX_SLOTS = 32
+REFUSED_SECONDS = 1.0
+"""After pinned memory was short, slots that are there have to do for so long: asking for it again at each slot takes its time."""
 PATIENCE = 5.0
 """Seconds to wait for gates to open before the first copy streams are made all the same: gates may be other devices'."""
 
@@ -29,6 +32,7 @@ class Ring:
         self._free: list[tuple[int, int]] = []
         self.wanted = 0
         """Threads waiting for a slot: whoever could use its own again gives it back then."""
+        self._refused_until = -math.inf
         self._made = self._streams_made = 0
         self._streams: list[int] = []
 
@@ -45,7 +49,7 @@ class Ring:
                         0 if wait else self.wanted
                     ):  # who need not wait leaves it to who must
                         return self._free.pop()
-                    made = self._may_make() if self._made < self.most else None
+                    made = self._may_make() if self._made < self.most and not self._is_refused() else None
                     if made is not None:
                         self._made += 1
                         break
@@ -63,8 +67,12 @@ class Ring:
             if slot is not None:
                 return slot
             with self._changed.mutex:
-                self.most = max(self._made, 1)
+                self._refused_until = self.runtime.scheduler.now() + REFUSED_SECONDS
                 self._check_some()
+
+    def _is_refused(self) -> bool:
+        """Whether pinned memory was short a moment ago, and there are slots to go on with."""
+        return self._made > 0 and self.runtime.scheduler.now() < self._refused_until
 
     def _may_make(self) -> Callable[[], None] | None:
         """What to call once a slot is made; None while none may be."""
@@ -86,11 +94,13 @@ class Ring:
             return
         while True:
             with self._changed.mutex:
-                if self._made >= self.most or (len(self._free) >= slots and self._made >= wanted):
+                enough = len(self._free) >= slots and self._made >= wanted
+                if enough or self._made >= self.most or self._is_refused():
                     break
                 self._made += 1
             slot = self._make()
             if slot is None:
+                self._refused_until = self.runtime.scheduler.now() + REFUSED_SECONDS
                 break
             self.release(slot)
         with self._changed.mutex:
@@ -122,6 +132,9 @@ class Ring:
             try:
                 for _ in range(count):
                     made.append(self.runtime.stream_create(self.device, nonblocking=True))
+            except NobounceError:
+                if len(made) < wanted:  # fewer ahead is no reason to fail
+                    raise
             finally:
                 with self._changed.mutex:
                     self._streams_made -= count - len(made)
@@ -154,6 +167,12 @@ class Ring:
         with self._changed.mutex:
             self._free.append(slot)
             self._changed.notify_all()  # some wait for slots, some for streams
+
+    def abandon(self, slots: int) -> None:
+        """So many slots never come back, because something may write into them for good: others may be made for them."""
+        with self._changed.mutex:
+            self._made -= slots
+            self._changed.notify_all()
 
     def copy_stream(self) -> int:
         """A private non-blocking stream, to be given back with `return_stream`. Take it before a slot, never behind one:

@@ -77,22 +77,22 @@ class Relay:
         done, ended = 0, False
         while done < chunk.nbytes and not ended:
             slot = self._slot(pieces)
-            at = chunk.file_offset + done
-            lead = at % t.relay_align if chunk.direct else 0
-            n = min(ring.slot_nbytes - lead, chunk.nbytes - done)
-            moved, ended, error = self._fill(slot[0], at, n, lead, direct=chunk.direct)
-            if moved:
-                began = self._now()
-                try:
+            try:
+                at = chunk.file_offset + done
+                lead = at % t.relay_align if chunk.direct else 0
+                n = min(ring.slot_nbytes - lead, chunk.nbytes - done)
+                moved, ended, error = self._fill(slot[0], at, n, lead, direct=chunk.direct)
+                if moved:
+                    began = self._now()
                     calls.copy(t.address + chunk.buffer_offset + done, slot[0] + lead, moved, stream)
                     calls.record(slot[1], stream)
-                except BaseException:
-                    self._quiesce()
-                    ring.release(slot)
-                    raise
-                piece = Piece("fallback", at, chunk.buffer_offset + done, moved, chunk.reason, True)
-                self._pending.append((slot, piece, began))
-            else:
+                    piece = Piece("fallback", at, chunk.buffer_offset + done, moved, chunk.reason, True)
+                    self._pending.append((slot, piece, began))
+            except BaseException:
+                self._quiesce()
+                ring.release(slot)
+                raise
+            if not moved:
                 ring.release(slot)
             done += moved
             if error is not None:
@@ -199,14 +199,15 @@ class Relay:
         return piece, slot
 
     def flush(self) -> list[Piece]:
-        """Wait for every copy under way and give slots and stream back; returns their pieces. Raises the first DeviceError."""
+        """Wait for every copy under way and give slots and stream back; returns their pieces. Raises the first error."""
         pieces = []
-        first: DeviceError | None = None
+        first: BaseException | None = None
         while self._pending:
             try:
                 piece, slot = self._settle()
-            except DeviceError as e:
-                first = first or e
+            except BaseException as e:  # an interrupt too: the others' slots have to go back as well
+                if first is None or not isinstance(e, Exception):
+                    first = e
                 continue
             self._ring.release(slot)
             pieces.append(piece)

@@ -12,7 +12,6 @@ import os
 from collections import deque
 from typing import NamedTuple
 
-from nobounce.errors import DeviceError
 from nobounce.io import fallback, hooks, uring
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Mover, PartialError, Relay, host_flags
@@ -77,7 +76,7 @@ class UringRelay(Relay):
         self._arrived: list[Piece] = []
         self._end: int | None = None
         self._failure: tuple[int, OSError] | None = None
-        self._lost: DeviceError | None = None
+        self._lost: Exception | None = None
 
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t = self._target
@@ -122,8 +121,9 @@ class UringRelay(Relay):
         if not len(ends):
             return
         read: list[_Unit] = []
-        for number, result in zip(ends["user_data"].tolist(), ends["result"].tolist(), strict=True):
-            unit = self._reading.pop(number)
+        # All of them first: whatever goes wrong with one, nobody waits for the others again.
+        ended = [self._reading.pop(number) for number in ends["user_data"].tolist()]
+        for unit, result in zip(ended, ends["result"].tolist(), strict=True):
             if result >= unit.lead + unit.nbytes or self._again(unit):
                 read.append(unit)
             else:
@@ -164,7 +164,7 @@ class UringRelay(Relay):
                 first = last
             self._calls.record(event, stream)
             self._events.remove(event)
-        except DeviceError as e:
+        except Exception as e:
             self._lost = self._lost or e
             self._quiesce()  # copies that no event tells of may be under way
             self._free.extend(units)
@@ -244,7 +244,7 @@ class UringRelay(Relay):
                 self._ring.release(slot)
 
     def _report(self) -> list[Piece]:
-        """What has arrived since the last report. Raises PartialError and DeviceError, once each."""
+        """What has arrived since the last report. Raises PartialError and what a runtime raised, once each."""
         lost, self._lost = self._lost, None
         if lost is not None:
             raise lost
@@ -257,12 +257,16 @@ class UringRelay(Relay):
     def flush(self) -> list[Piece]:
         """As `Relay.flush`; also raises PartialError. Returns only when the kernel writes into no slot any more."""
         try:
-            while self._reading:
-                self._harvest(wait=True)
+            try:
+                while self._reading:
+                    self._harvest(wait=True)
+            except BaseException:
+                self._ring.abandon(len(self._held))
+                raise
             while self._batches:
                 try:
                     self._settle_oldest()
-                except DeviceError as e:
+                except Exception as e:
                     self._lost = self._lost or e
             for slot in self._held:
                 self._ring.release(slot)

@@ -215,3 +215,42 @@ def test_every_stream_that_is_held_finds_its_share_of_slots(rig: Rig) -> None:
     assert rig.ring._made == 4
     rig.ring.prepare(2, 1)
     assert rig.ring._made == 4
+
+
+def test_pinned_memory_that_was_short_once_is_asked_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one bad moment would leave the ring with a single slot for the life of the process."""
+    asked: list[int] = []
+
+    def fail(nbytes: int) -> int:
+        asked.append(nbytes)
+        raise OutOfMemoryError("none left")
+
+    now = THREADS.now()
+    monkeypatch.setattr(rig.runtime.scheduler, "now", lambda: now)
+    assert rig.ring.acquire(wait=True) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.runtime, "alloc_pinned", fail)
+        for _ in range(3):
+            assert rig.ring.acquire(wait=False) is None
+            rig.ring.prepare(1, 1)
+    assert len(asked) == 1, "not at each slot"
+    assert rig.ring.acquire(wait=False) is None
+    now += 10
+    assert rig.ring.acquire(wait=False) is not None
+
+
+def test_fewer_streams_ahead_than_wanted_are_no_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = rig.runtime.stream_create
+
+    def create(device: int, **more: bool) -> int:
+        if rig.made == 2:
+            raise OutOfMemoryError("no stream left")
+        return plain(device, **more)
+
+    monkeypatch.setattr(rig.runtime, "stream_create", create)
+    rig.ring.prepare(1, 1)
+    assert rig.ring.copy_stream() != rig.ring.copy_stream()
+    with pytest.raises(OutOfMemoryError):
+        rig.ring.copy_stream()

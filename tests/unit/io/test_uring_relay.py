@@ -17,7 +17,7 @@ from tests.capabilities import need
 import nobounce
 from nobounce import config
 from nobounce.clock import THREADS
-from nobounce.errors import DeviceError, RuntimeStatus, TransferError
+from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
 from nobounce.io import bounce, engine, fallback, hooks, uring, uring_relay
 from nobounce.testing import faults
 
@@ -404,3 +404,41 @@ def test_threads_streams_cancels_faults_and_forks_at_once(path: Path) -> None:
             break
         THREADS.sleep(0.01)
     whole()
+
+
+def test_a_copy_that_memory_was_short_for_is_waited_for_and_nothing_is_kept(
+    path: Path, kernel: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every error of a runtime is a DeviceError."""
+    runtime, waited = nobounce.Device("sim:0")._runtime, []
+    sync = runtime.stream_sync
+
+    def refused(event: int, stream: int) -> None:
+        raise OutOfMemoryError("no memory for the event")
+
+    monkeypatch.setattr(runtime, "event_record", refused)
+    monkeypatch.setattr(runtime, "stream_sync", lambda stream: (waited.append(stream), sync(stream))[1])
+    with pytest.raises(OutOfMemoryError, match="no memory for the event"):
+        read(path, require="fallback", cache="use")
+    assert kernel
+    assert waited
+    whole()
+
+
+def test_slots_of_a_ring_that_fails_are_nobodys_and_others_are_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may write into them for good."""
+    ring = ring_of(nobounce.Device("sim:0"))
+    with monkeypatch.context() as patch:
+        lost = bounce.Ring(ring.runtime, 0, most=2)
+        patch.setattr(engine.Rings, "get", lambda *_: lost)
+        patch.setattr(uring.Ring, "enter", fail)
+        with pytest.raises(OSError, match="no such ring"):
+            read(path, require="fallback", cache="use")
+        assert lost.acquire(wait=True) is not None
+        assert lost.acquire(wait=True) is not None
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENXIO, "no such ring")

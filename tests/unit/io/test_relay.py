@@ -1,0 +1,93 @@
+"""The relay through the bounce ring where it is interrupted: every slot and stream goes back, and only when nothing uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nobounce
+from nobounce import config
+from nobounce.io import engine
+from nobounce.io.bounce import Ring
+from nobounce.runtimes import rawio
+
+SLOT = 16 << 10
+NBYTES = 4 * SLOT
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "data.bin"
+    made.write_bytes(os.urandom(NBYTES))
+    return made
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
+    """One of small slots, for a device that one thread, the caller's, reads into."""
+    config.override(config.Settings(relay="threads", stats_level=0))
+    runtime = nobounce.Device("sim:0")._runtime
+    made = Ring(runtime, 0, slot_nbytes=SLOT)
+    monkeypatch.setattr(engine.Rings, "get", lambda *_: made)
+    yield made
+    for address, event in made._free:
+        runtime.free_pinned(address)
+        runtime.event_destroy(event)
+    for stream in made._streams:
+        runtime.stream_destroy(stream)
+
+
+def out(ring: Ring) -> tuple[int, int]:
+    """Slots and streams that somebody has."""
+    return ring._made - len(ring._free), ring._streams_made - len(ring._streams)
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_an_interrupt_of_the_call_of_the_file_gives_the_slot_back(
+    path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    """Else so many Ctrl-Cs as the ring has slots would end all transfers to the device."""
+
+    def interrupted(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rawio, "pread_into" if op == "read" else "pwrite_from", interrupted)
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path, "r+") as f, device.allocate(NBYTES) as b, pytest.raises(KeyboardInterrupt):
+        getattr(f, op)(b, cache="use")
+    assert ring._made > 0
+    assert out(ring) == (0, 0)
+
+
+def test_an_interrupt_of_the_wait_for_a_copy_gives_every_slot_back_when_its_copy_is_done(
+    path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = nobounce.Device("sim:0")._runtime
+    plain_wait, plain_release = runtime.stream_sync, ring.release
+    told: list[str] = []
+
+    def interrupted(event: int) -> None:
+        told.append("interrupt")
+        raise KeyboardInterrupt
+
+    def waited(stream: int) -> None:
+        told.append("wait")
+        plain_wait(stream)
+
+    def released(slot: tuple[int, int]) -> None:
+        told.append("release")
+        plain_release(slot)
+
+    monkeypatch.setattr(runtime, "event_sync", interrupted)
+    monkeypatch.setattr(runtime, "stream_sync", waited)
+    monkeypatch.setattr(ring, "release", released)
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path) as f, device.allocate(NBYTES) as b, pytest.raises(KeyboardInterrupt):
+        f.read(b, cache="use")
+    assert ring._made > 0
+    assert out(ring) == (0, 0)
+    assert told == ["interrupt", "wait", "release"] * 2
