@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import linecache
+import sys
 import threading
 import time
 import tracemalloc
@@ -299,3 +301,36 @@ def test_counting_costs_less_than_3_us_whatever_the_kind(job: Maker) -> None:
                 hooks.ended(one)
             best = min(best, (time.perf_counter() - begin) / 2000)
         assert best < 3e-6, kind
+
+
+def test_an_interrupt_at_any_line_leaves_no_lock_behind(counters: Counters, job: Maker) -> None:
+    """Else Ctrl-C at the end of one transfer would hold up the ends of all others."""
+    error = TransferError(errno.EIO, filename="f", file_offset=0, nbytes=1, backend="fastpath", call="read")
+    moved, nth = job(("direct", 4096), ("cached", 4096), error=error), 0
+    counters.ended(moved)
+    while nth >= 0:
+        nth += 1
+        left = nth
+
+        def interrupt(frame: Any, event: str, _: object) -> Any:
+            nonlocal left
+            left -= event == "line"
+            if left == 0 and not linecache.getline(
+                frame.f_code.co_filename, frame.f_lineno
+            ).lstrip().startswith(("with ", "try:")):
+                raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            counters.ended(moved)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert not counters._lock.locked()
+        if left > 0:
+            break
+    counters.ended(moved)
+    assert counters.words[7] % 2 == 0, "the next change puts the sequence right"
+    assert nth > 10
