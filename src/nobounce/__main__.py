@@ -1,7 +1,19 @@
-"""`python -m nobounce`: the command line where no script is on the path, as under sudo."""
+"""The command: `nobounce`, and `python -m nobounce` where no script is on the path, as under sudo."""
 
 from __future__ import annotations
 
-from nobounce.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line. Loading it takes a while: Ctrl-C may come before it can see to that itself."""
+    try:
+        from nobounce.cli.main import main as command_line
+    except KeyboardInterrupt:
+        sys.stderr.write("nobounce: interrupted\n")
+        sys.exit(130)
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

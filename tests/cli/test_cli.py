@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -363,6 +364,36 @@ def test_an_interrupted_roundtrip_begins_no_further_transfer(
     assert (tmp_path / "w").stat().st_size < 32 * MIB
 
 
+def test_roundtrip_shows_how_far_it_has_compared(tmp_path: Path) -> None:
+    read, write = tmp_path / "r", tmp_path / "w"
+    read.write_bytes(os.urandom(16 * MIB))
+    command = [
+        sys.executable,
+        "-m",
+        "nobounce",
+        "roundtrip",
+        str(read),
+        str(write),
+        "--keep-input",
+        "--device",
+        "cpu",
+    ]
+    with a_terminal() as (child, seen):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=True, timeout=60)
+    assert b"compare" in seen
+    assert b"32.0/32.0 MiB" in seen, "both files"
+    assert done.stdout.startswith(b"OK  ")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4 * MIB, 9 * MIB + 5])
+def test_the_hash_counts_every_byte_once(tmp_path: Path, nbytes: int) -> None:
+    path, steps = tmp_path / "x", []
+    path.write_bytes(bytes(nbytes))
+    assert fnv1a(str(path), lambda _, n: steps.append(n)) == fnv1a(str(path))
+    assert sum(steps) == nbytes
+    assert len(steps) <= nbytes // (4 * MIB) + 1
+
+
 def test_roundtrip_with_lost_bytes_goes_to_stderr_with_1(tmp_path: Path) -> None:
     with faults.inject(op="write", device="sim:0", error=5, times=1):
         done = nobounce("roundtrip", tmp_path / "r", tmp_path / "w", "--device", "sim:0")
@@ -432,6 +463,75 @@ def test_a_failed_cp_leaves_the_old_file_whole(tmp_path: Path) -> None:
         assert nobounce("cp", source, dest, "--device", "sim:0").exit_code == 1
     assert dest.read_bytes() == b"old"
     assert sorted(os.listdir(tmp_path)) == ["d", "s"]
+
+
+INTERRUPTED = """
+import sys
+from nobounce.cli.main import main
+from nobounce.io.job import Job
+from nobounce.runtimes import faults
+
+begin = Job.begin
+def begun(self, *arguments):
+    begin(self, *arguments)
+    print("begun", flush=True)
+Job.begin = begun
+with faults.inject(op="read", latency=0.2):
+    main()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("verb", ["cp", "load"])
+def test_ctrl_c_is_one_line_130_and_leaves_no_half_file(tmp_path: Path, verb: str, device: str) -> None:
+    dest, source = tmp_path / "d", tmp_path / "m.safetensors"
+    dest.write_bytes(b"old")
+    nbytes = 256 * MIB
+    header = json.dumps({"a": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
+    source.write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(source, 8 + len(header) + nbytes)
+    names = [source, dest] if verb == "cp" else [source]
+    command = [sys.executable, "-c", INTERRUPTED, verb, *map(str, names), "--device", device]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=60)
+    assert told == f"nobounce {verb}: interrupted\n"
+    assert child.returncode == 130
+    assert sorted(os.listdir(tmp_path)) == ["d", "m.safetensors"]
+    assert dest.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "sys.meta_path.insert(0, Loading('typer'))",
+        "sys.meta_path.insert(0, Loading('nobounce.cli.bench'))",
+        "import typer.main; typer.main.get_group_from_info = interrupt",
+        "import nobounce.cli.config as verb; verb.run = interrupt",
+    ],
+)
+def test_ctrl_c_before_a_verb_has_begun_is_one_line_and_130(where: str) -> None:
+    code = f"""
+import runpy, sys
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+class Loading:
+    def __init__(self, name):
+        self.name = name
+    def find_spec(self, name, path=None, target=None):
+        if name == self.name:
+            interrupt()
+{where}
+sys.argv[1:] = ["config"]
+runpy.run_module("nobounce", run_name="__main__", alter_sys=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr == "nobounce: interrupted\n"
+    assert done.returncode == 130
 
 
 def test_every_verb_has_help_and_is_in_the_docs() -> None:

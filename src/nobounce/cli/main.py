@@ -21,6 +21,7 @@ from nobounce.cli import (
     topology,
     trace,
 )
+from nobounce.cli.output import INTERRUPTED, complain
 
 app = typer.Typer(
     name="nobounce",
@@ -66,7 +67,21 @@ def main() -> None:
     """Entry point of the `nobounce` command."""
     if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
         sys.argv[0] = "nobounce"  # what reports and traces then call it
-    app()
+    try:
+        app()
+    except (KeyboardInterrupt, SystemExit) as e:
+        if not _interrupted(e):
+            raise
+        complain("nobounce: interrupted")  # before a verb has begun
+        sys.exit(INTERRUPTED)
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Whether an interrupt that nobody has told of is behind it: typer ends by 130 without a word."""
+    asked = error.__context__
+    return isinstance(error, KeyboardInterrupt) or (
+        asked is not None and isinstance(asked.__cause__, KeyboardInterrupt)
+    )
 
 
 if __name__ == "__main__":

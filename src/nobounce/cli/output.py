@@ -13,8 +13,8 @@ from typing import Any
 from nobounce import __version__
 from nobounce.errors import ArgumentError, ConfigError, NobounceError, RouteError, errno_name
 
-DONE, NOT_MET, USAGE = 0, 1, 2
-"""Exit codes (docs/cli.md): done; asked for and not met; wrong usage or settings."""
+DONE, NOT_MET, USAGE, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes (docs/cli.md): done; asked for and not met; wrong usage or settings; Ctrl-C."""
 
 
 def document(verb: str, **fields: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
 
 
 def run(verb: str, as_json: bool, action: Callable[[], int]) -> int:
-    """Run a verb's action; turn an exception of ours into one line and an exit code."""
+    """Run a verb's action; turn an exception of ours, or an interrupt, into one line and an exit code."""
     try:
         code = action()
         sys.stdout.flush()
@@ -83,6 +83,9 @@ def run(verb: str, as_json: bool, action: Callable[[], int]) -> int:
         else:
             complain(f"nobounce {verb}: {e}")
         return USAGE if isinstance(e, ArgumentError | ConfigError) else NOT_MET
+    except KeyboardInterrupt:
+        complain(f"nobounce {verb}: interrupted")
+        return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
         return NOT_MET

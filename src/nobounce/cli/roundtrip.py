@@ -7,7 +7,7 @@ import functools
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PAGE = 4096
 HASHED = 64 << 10
 """Bytes hashed at a time: the arrays stay in the processor's cache."""
+SHOWN = 4 << 20
+"""Bytes hashed between two steps of the progress bar."""
 QUEUED = 16
 """Slices a stream may have waiting: a file of any size needs memory for these alone."""
 FNV_OFFSET, FNV_PRIME, FNV_MASK = 14695981039346656037, 1099511628211, (1 << 64) - 1
@@ -41,13 +43,18 @@ _UNITS = {
 }
 
 
-def fnv1a(path: str) -> tuple[int, int]:
+def fnv1a(path: str, advance: Callable[[str, int], None] | None = None) -> tuple[int, int]:
     """(FNV-1a 64 of a file's bytes, its size). Raises FileError."""
-    value, size = FNV_OFFSET, 0
+    value, size, shown = FNV_OFFSET, 0, 0
     with named_errors(path, "read"), open(path, "rb") as f:
         while block := f.read(HASHED):
             size += len(block)
             value = fnv1a_block(value, block)
+            if advance is not None and size - shown >= SHOWN:
+                advance("", size - shown)
+                shown = size
+    if advance is not None:
+        advance("", size - shown)
     return value, size
 
 
@@ -247,7 +254,10 @@ def command(
         else:
             seed(read, streams * nbytes)
         wrong, receipts = transfer_all(read, write, target, streams, nbytes, require)
-        (left, size), (right, copied) = fnv1a(read), fnv1a(write)
+        with named_errors(read, "read"):
+            hashed = os.path.getsize(read) + os.path.getsize(write)
+        with progress(hashed, "compare") as advance:
+            (left, size), (right, copied) = fnv1a(read, advance), fnv1a(write, advance)
         if (left, size) != (right, copied):
             wrong.append(
                 f"hash mismatch: READ {size} bytes 0x{left:016x}, WRITE {copied} bytes 0x{right:016x}"
