@@ -72,7 +72,7 @@ class Relay:
 
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t, ring = self._target, self._ring
-        calls, stream = self._ready()
+        calls, stream = self.ready()
         pieces: list[Piece] = []
         done, ended = 0, False
         while done < chunk.nbytes and not ended:
@@ -101,7 +101,7 @@ class Relay:
 
     def _write(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t, ring = self._target, self._ring
-        calls, stream = self._ready()
+        calls, stream = self.ready()
         pieces: list[Piece] = []
         done = 0
         while done < chunk.nbytes:
@@ -141,7 +141,7 @@ class Relay:
         moved, ended, error = _host_io(t, slot, file_offset - lead, ask, t.relay_fd)
         return max(0, min(moved - lead, nbytes)), ended and moved < lead + nbytes, error
 
-    def _ready(self) -> tuple[CopyCalls, int]:
+    def ready(self) -> tuple[CopyCalls, int]:
         """The runtime's calls and a copy stream, had at the first chunk and kept until `flush`."""
         if self._stream is None:
             self._stream = self._ring.copy_stream()

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError
 from nobounce.io import hooks
-from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Relay
 from nobounce.io.quiet import quiet_of
 from nobounce.io.target import Chunk, Piece, Target
@@ -57,8 +56,8 @@ def _release(nbytes: int) -> None:
 class PageCacheDma:
     """One worker's share: windows of the page cache, and the worker's relay where a window cannot be had."""
 
-    def __init__(self, target: Target, ring: Ring, relay: Relay) -> None:
-        self._target, self._ring, self._relay = target, ring, relay
+    def __init__(self, target: Target, relay: Relay) -> None:
+        self._target, self._relay = target, relay
         self._stream: int | None = None
         self._held: list[tuple[int, int]] = []
         self._pieces: list[Piece] = []
@@ -75,7 +74,8 @@ class PageCacheDma:
         if not address:
             return self._relay.move(chunk)
         if self._stream is None:
-            self._stream = self._ring.copy_stream()
+            # The relay's own: whoever has a stream, and maybe slots, waits for no other one.
+            self._stream = self._relay.ready()[1]
             self._began = t.runtime.scheduler.now() if hooks.watchers else 0.0
         source = address + chunk.file_offset - first
         t.runtime.copy_async(t.address + chunk.buffer_offset, source, nbytes, self._stream)
@@ -108,7 +108,7 @@ class PageCacheDma:
                 runtime.register_host(address, nbytes, read_only=True)
             finally:
                 quiet.called()
-        except (OSError, DeviceError) as e:
+        except (OSError, DeviceError, MemoryError) as e:
             libc.unmap(address, nbytes)
             _release(nbytes)
             if isinstance(e, DeviceError) and file_offset + nbytes <= self._size() + libc.PAGE:
@@ -119,7 +119,7 @@ class PageCacheDma:
         return address
 
     def flush(self) -> list[Piece]:
-        """Wait for every copy under way; returns their pieces. The pinned pages are given back by `GiveBack`."""
+        """Wait for every copy under way, before the relay is flushed; returns their pieces. `GiveBack` gives the pages back."""
         if self._stream is not None:
             try:
                 self._target.runtime.stream_sync(self._stream)
@@ -129,7 +129,6 @@ class PageCacheDma:
                         t.device_name, self._stream, t.op, nbytes, self._began, t.runtime.scheduler.now()
                     )
             finally:
-                self._ring.return_stream(self._stream)
                 self._stream = None
         pieces, self._pieces = self._pieces, []
         return pieces

@@ -128,6 +128,8 @@ class KnownGate(Gate):
 def _forget() -> None:
     global _lock
     _lock = threading.Lock()
+    for runtime, quiet in _all.items():
+        quiet._changed = runtime.scheduler.condition()  # gates of the parent may still be opened here
     _all.clear()
 
 

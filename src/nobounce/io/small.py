@@ -70,6 +70,7 @@ def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, i
         plan is None
         or plan.settings is not settings()
         or plan.process != _process
+        or plan.target.runtime is not allocation.device._runtime
         or allocation.device.name in file._failed
     ):
         return None

@@ -172,6 +172,8 @@ class Transfer:
             release()
             if on_end is not None:
                 on_end(receipt, error)
+        except Exception:  # raised here it would end an I/O thread, and whoever waits would not be told
+            _log.exception("telling of the end of %r failed", self)
         finally:
             with self._changed.mutex:
                 if self._state != _DONE:

@@ -80,7 +80,7 @@ class UringRelay(Relay):
 
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t = self._target
-        self._ready()
+        self.ready()
         done = 0
         while done < chunk.nbytes and self._failure is None and self._lost is None:
             unit = self._unit()

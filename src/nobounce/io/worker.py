@@ -31,7 +31,7 @@ class Worker:
         if ring is not None and job._take_dma():
             # One relay for both: another could wait for a slot while this one holds some.
             self._mover = relay = fallback.Relay(job.target, ring)
-            self._dma = PageCacheDma(job.target, ring, relay)
+            self._dma = PageCacheDma(job.target, relay)
         self.window = WINDOW if self._dma is not None else 0
         """Bytes that this worker likes to claim at once; 0 for single chunks."""
 
@@ -59,7 +59,9 @@ class Worker:
             error = job._error(errno.EIO, chunk.file_offset, chunk.nbytes, e.call, chunk.backend, str(e))
             error.__cause__ = e
             job._fail(chunk.file_offset, error)
-        except (OSError, MemoryError, RuntimeError) as e:
+        except (
+            Exception
+        ) as e:  # what a caller's `progress` raises is the transfer's error too, and ends no I/O thread
             self._job._fail(chunk.file_offset, e)
 
     def _direct(self, chunk: Chunk) -> None:
@@ -137,7 +139,7 @@ class Worker:
     def close(self) -> None:
         """Wait for copies under way and hand the counters in."""
         job = self._job
-        movers = [m for m in (self._mover, self._dma) if m is not None]
+        movers = [m for m in (self._dma, self._mover) if m is not None]  # the stream of both is the relay's
         for mover in movers:
             try:
                 job._moved(mover.flush())
@@ -147,6 +149,8 @@ class Worker:
                 error = job._error(errno.EIO, job._file_offset, job._requested, e.call, "fallback", str(e))
                 error.__cause__ = e
                 job._fail(job._file_offset, error)
+            except Exception as e:  # the other one has copies under way as well
+                job._fail(job._file_offset, e)
         rest = self._dma.leftovers() if self._dma is not None else None
         if rest is not None:
             with job._changed.mutex:

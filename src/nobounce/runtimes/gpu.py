@@ -105,6 +105,7 @@ class GpuRuntime(GpuMemory, GpuStreams):
     def _after_fork_in_child(self) -> None:
         refusing: Any = _Forked(self.name)
         self._adapter = refusing
+        self._gates.forget_all()
         for name in _GIVING_BACK:
             setattr(self, name, _nothing)
 

@@ -205,6 +205,16 @@ class Gates:
         """The stream is destroyed; its handle may come back as another stream."""
         self._submitting.pop(stream, None)
 
+    def forget_all(self) -> None:
+        """In a forked child: nothing here opens the parent's gates, whose words may be memory that both share."""
+        self._changed = self._scheduler.condition()
+        for gate in self._shut:
+            if isinstance(gate, GpuGate):
+                gate._opened = True
+        self._shut.clear()
+        self._queues.clear()
+        self._untold.clear()
+
     # what happens
 
     def _enter(self, gate: GpuGate) -> None:

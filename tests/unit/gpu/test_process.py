@@ -55,3 +55,21 @@ print("parent goes on")
 """
     )
     assert out.splitlines() == ["True True"] * 4 + ["parent goes on"]
+
+
+def test_a_forked_child_opens_no_gate_of_its_parent() -> None:
+    """The words of a gate may be memory that both share; and a lock may have been held while the child was made."""
+    out = _run(
+        """
+with rt._gates._changed.mutex:
+    pid = os.fork()
+if not pid:
+    gate.open()
+    print(rt._gates.closed(), gate._pair.go.value == gate._ticket, flush=True)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+gate.open(); rt.stream_sync(s)
+print(gate._pair.go.value == gate._ticket)
+"""
+    )
+    assert out.splitlines() == ["[] False", "True"]

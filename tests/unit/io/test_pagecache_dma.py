@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 
 import nobounce
 from nobounce import config
-from nobounce.errors import DeviceError, RuntimeStatus, TransferError
+from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
 from nobounce.io import fallback, pagecache_dma
+from nobounce.io.bounce import Ring
 from nobounce.io.engine import engine_for
 from nobounce.io.quiet import closed_gate, quiet_of
 from nobounce.io.target import Piece
@@ -211,4 +213,55 @@ def test_a_relay_that_fails_at_the_end_leaves_no_window_s_copy_under_way(
     assert synced
     assert len(ring._streams) == ring._streams_made
     monkeypatch.undo()
+    assert settled() == 0
+
+
+def test_a_window_that_memory_is_short_for_is_relayed_and_not_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = nobounce.Device("sim:0")._runtime
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OutOfMemoryError("no memory to register with")
+
+    monkeypatch.setattr(runtime, "register_host", refuse)
+    receipt, data = read(path, cache="use")
+    assert data == path.read_bytes()
+    assert receipt.host_traffic_bytes == 2 * receipt.nbytes
+    assert settled() == 0
+
+
+def test_a_worker_that_has_a_copy_stream_waits_for_no_second_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold slots: whoever waits for one of these has the stream that it would wait for."""
+    config.override(config.Settings(page_cache_dma="1", io_threads=1))
+    monkeypatch.setattr(pagecache_dma, "WINDOW", 32 * MIB)
+    monkeypatch.setattr("nobounce.io.worker.WINDOW", 32 * MIB)
+    takers: list[int] = []
+    take, give = Ring.copy_stream, Ring.return_stream
+
+    def taken(self: Ring) -> int:
+        assert get_ident() not in takers
+        takers.append(get_ident())
+        return take(self)
+
+    def given(self: Ring, stream: int) -> None:
+        takers.remove(get_ident())
+        give(self, stream)
+
+    monkeypatch.setattr(Ring, "copy_stream", taken)
+    monkeypatch.setattr(Ring, "return_stream", given)
+    reserve, asked = pagecache_dma._reserve, []
+
+    def every_other(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return len(asked) % 2 == 0 and reserve(nbytes)
+
+    monkeypatch.setattr(pagecache_dma, "_reserve", every_other)
+    monkeypatch.setattr(pagecache_dma._keeper, "make_room", lambda: False)
+    receipt, data = read(path, cache="use")
+    assert data == path.read_bytes()
+    assert receipt.nbytes < receipt.host_traffic_bytes < 2 * receipt.nbytes, "both ways were taken"
+    assert not takers
     assert settled() == 0

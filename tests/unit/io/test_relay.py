@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 import nobounce
 from nobounce import config
-from nobounce.io import engine
+from nobounce.io import engine, prepare
 from nobounce.io.bounce import Ring
+from nobounce.io.transfer import Transfer
 from nobounce.runtimes import rawio
 
 SLOT = 16 << 10
@@ -91,3 +93,39 @@ def test_an_interrupt_of_the_wait_for_a_copy_gives_every_slot_back_when_its_copy
     assert ring._made > 0
     assert out(ring) == (0, 0)
     assert told == ["interrupt", "wait", "release"] * 2
+
+
+def test_what_progress_raises_is_the_error_of_the_transfer_and_ends_no_thread_of_the_pool(
+    path: Path, ring: Ring
+) -> None:
+    config.override(config.Settings(relay="threads", stats_level=0, chunk_nbytes=SLOT))
+    device = nobounce.Device("sim:0")
+    ended: list[threading.ExceptHookArgs] = []
+
+    def broken(backend: str, nbytes: int) -> None:
+        raise LookupError("no such bar")
+
+    hook, threading.excepthook = threading.excepthook, ended.append
+    try:
+        with nobounce.open(path) as f, device.allocate(NBYTES) as b:
+            for _ in range(3):
+                with pytest.raises(LookupError, match="no such bar"):
+                    prepare.transfer(f, "read", b, (None, 0, 0), "fallback", "use", progress=broken)
+    finally:
+        threading.excepthook = hook
+    assert not ended
+    assert out(ring) == (0, 0)
+
+
+def test_a_transfer_whose_end_cannot_be_reported_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def release() -> None:
+        raise OSError("the file would not close")
+
+    told: list[Transfer] = []
+    move = Transfer(
+        engine.engine_for(nobounce.Device("sim:0")._runtime), lambda _: pytest.fail("begun"), release
+    )
+    move.add_done_callback(told.append)
+    assert move.cancel()
+    assert told == [move]
+    assert "the file would not close" in caplog.text
