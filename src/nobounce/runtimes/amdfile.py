@@ -117,10 +117,10 @@ class AmdFileDirect(DirectIO):
     def _function(self, name: str) -> Any:
         try:
             version = self._adapter.runtime_version()
-            address, _ = self._adapter.symbol(name.encode(), version, 0)
+            address, result = self._adapter.symbol(name.encode(), version, 0)
         except (DeviceError, RuntimeError):  # no hipGetProcAddress before HIP 6.2, or no such symbol
             return None
-        return PROTOTYPE(address) if address else None
+        return PROTOTYPE(address) if address and not result else None  # G-5: non-null, with query result 0
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import pytest
 from hipfile_rig import BLOCK, OK, Rig, content, fails, get, only, pattern, put, settings
 from nobounce import hipfile
 from nobounce.device import Device
-from nobounce.errors import RuntimeStatus
+from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.hipfile import Cell
 from nobounce.hipfile.driver import STATE
 from nobounce.io.engine import engine_for
@@ -321,6 +321,59 @@ def test_K162_eintr_is_repeated_and_errors_are_minus_1(rig: Rig, op: str) -> Non
     assert _call(op)(handle, memory.handle, BLOCK, 0, 0, done, stream) == OK
     rig.sync(stream)
     assert done.value == BLOCK, "an error poisons nothing behind it"
+
+
+class TestK163:
+    """The published copy kernel's own checks. Here the runtime's copies and the head of the stream make them."""
+
+    @pytest.mark.parametrize("which", ["size", "file_offset", "buffer_offset"])
+    def test_K163_what_is_bound_to_no_integer_at_the_head_moves_nothing(
+        self, each: Rig, backend: str, op: str, which: str
+    ) -> None:
+        data = pattern(2 * BLOCK)
+        fd = each.fd(data)
+        handle, memory = each.file_of(fd), each.memory(2 * BLOCK)
+        stream, cells = each.stream(0), Cells(BLOCK)
+        with each.held(stream):
+            assert _call(op)(handle, memory.handle, *cells.all, stream) == OK
+            getattr(cells, which).value = None
+        each.sync(stream)
+        assert cells.done.value == -5022
+        assert get(memory) == b"\xee" * (2 * BLOCK)
+        assert content(fd) == data
+        assert hipfile.outstanding() == 0
+
+    @pytest.mark.parametrize("kind", ["to device", "from device"])
+    def test_K163_a_copy_from_or_to_no_memory_is_refused_and_not_enqueued(self, each: Rig, kind: str) -> None:
+        memory, stream = each.memory(BLOCK), each.stream()
+        pair = (memory.handle, 0) if kind == "to device" else (0, memory.handle)
+        for copy in (
+            lambda: each.runtime.copy_async(*pair, BLOCK, stream),
+            lambda: each.runtime.copy_batch([(*pair, BLOCK)], stream),
+        ):
+            with pytest.raises(DeviceError) as caught:
+                copy()
+            assert caught.value.status is RuntimeStatus.InvalidValue
+        each.sync(stream)
+        assert get(memory) == b"\xee" * BLOCK
+
+    def test_K163_a_bounce_slot_that_is_no_memory_carries_nothing(
+        self, rig: Rig, op: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        only("fallback")
+        data = pattern(BLOCK)
+        fd = rig.fd(data)
+        handle, memory, stream, done = rig.file_of(fd), rig.memory(BLOCK), rig.stream(), Cell(-77)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_for(rig.runtime).rings, "_rings", {})
+            patch.setattr(rig.runtime, "alloc_pinned", lambda *_, **__: 0)
+            patch.setattr(rig.runtime, "free_pinned", lambda *_: None)
+            error = _call(op)(handle, memory.handle, BLOCK, 0, 0, done, stream)
+            rig.sync(stream)
+        assert error == OK
+        assert done.value < 0
+        assert get(memory) == b"\xee" * BLOCK
+        assert content(fd) == data
 
 
 class TestK164:

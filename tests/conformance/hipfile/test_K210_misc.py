@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from doubles.hip_bindings import HipDouble, Pointer
 from hipfile_rig import BLOCK, OK, Rig, fails, get, in_threads, pattern, settings
 from nobounce import hipfile
+from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.hipfile import bindings
 from nobounce.hipfile.driver import STATE
+from nobounce.runtimes import amdfile, hip
 from nobounce.testing.faults import inject
 
 
@@ -154,6 +157,60 @@ def test_K211_descriptors_are_owned_by_one_and_closed_once(rig: Rig, fd_guard: N
         hipfile.driver_close()
         for fd in fds:
             os.close(fd)  # EBADF here would mean that the library closed it
+
+
+class TestK212:
+    """hipAmdFileRead and hipAmdFileWrite, asked of a HIP runtime that answers as it is told; the simulated device is below."""
+
+    class Runtime(HipDouble):
+        answer: Any = None
+        version: Any = (70_000_000,)
+
+        def hipRuntimeGetVersion(self) -> Any:
+            if isinstance(self.version, Exception):
+                raise self.version
+            return self.version
+
+        def hipGetProcAddress(self, symbol: Any, version: int, flags: int) -> Any:
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    NEVER = ctypes.cast(amdfile.PROTOTYPE(lambda *_: pytest.fail("called")), ctypes.c_void_p).value
+    REFUSED = DeviceError("hipGetProcAddress", RuntimeStatus.InvalidValue)
+
+    @pytest.mark.parametrize(
+        ("answer", "version"),
+        [
+            ((None, 0), (70_000_000,)),
+            ((None, 1), (70_000_000,)),
+            ((Pointer(NEVER or 0), 1), (70_000_000,)),
+            ((Pointer(NEVER or 0), 2), (70_000_000,)),
+            (REFUSED, (70_000_000,)),
+            (RuntimeError("the library has no hipGetProcAddress"), (70_000_000,)),
+            ((Pointer(NEVER or 0), 0), REFUSED),
+        ],
+        ids=["null", "not-found", "not-found-yet-an-address", "too-old", "error", "no-lookup", "no-version"],
+    )
+    def test_K212_a_failed_lookup_is_a_refusal_and_nothing_is_called(self, answer: Any, version: Any) -> None:
+        library = self.Runtime()
+        library.answer, library.version = answer, version
+        direct = hip.load(library).direct_io()
+        assert direct is not None
+        facts = direct.facts(0)
+        assert (facts.available, facts.code) == (False, "no-amd-file-calls")
+        assert all(name in facts.because for name in amdfile.NAMES)
+        for call in (direct.read, direct.write):
+            with pytest.raises(OSError, match="no such function") as caught:
+                call(0, 0, BLOCK, BLOCK, 0)
+            assert caught.value.errno == errno.ENODEV
+
+    def test_K212_a_successful_lookup_is_not(self) -> None:
+        library = self.Runtime()
+        library.answer = Pointer(self.NEVER or 0), 0
+        direct = hip.load(library).direct_io()
+        assert direct is not None
+        assert direct.facts(0).available
 
 
 def test_K213_version() -> None:
