@@ -96,6 +96,9 @@ class Device:
         """A new Stream, non-blocking unless asked otherwise; or, given `obj`, a Stream over a foreign one.
 
         Lower numbers are more urgent; a priority out of range is clamped (HIP rule 8).
+
+        Make streams before the first transfer is queued, and keep them: on a GPU, making one while a transfer waits in
+        its stream or moves bytes can wait inside the driver for that transfer, and hold up the copies which would end it.
         """
         from nobounce.stream import StreamOptions, as_stream, create_stream
 

@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
-from nobounce.errors import DeviceError
+from nobounce.errors import DeviceError, NobounceError
 from nobounce.io import hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.target import Chunk, Piece, Target
@@ -151,6 +151,16 @@ class Relay:
             self._entered = entered
         return self._calls, self._stream
 
+    def step_out(self) -> None:
+        """Have the thread's own device current again, for a caller's function, until the next call."""
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered.__exit__(None, None, None)
+
+    def _step_in(self) -> None:
+        with suppress(NobounceError):  # what is under way is waited for all the same
+            self.ready()
+
     def _slot(self, finished: list[Piece]) -> tuple[int, int]:
         most = max(1, self._target.slots)
         while True:
@@ -202,6 +212,8 @@ class Relay:
         """Wait for every copy under way and give slots and stream back; returns their pieces. Raises the first error."""
         pieces = []
         first: BaseException | None = None
+        if self._pending:
+            self._step_in()
         while self._pending:
             try:
                 piece, slot = self._settle()
@@ -211,9 +223,7 @@ class Relay:
                 continue
             self._ring.release(slot)
             pieces.append(piece)
-        entered, self._entered = self._entered, None
-        if entered is not None:
-            entered.__exit__(None, None, None)
+        self.step_out()
         if self._stream is not None:
             self._ring.return_stream(self._stream)
             self._stream = None

@@ -256,6 +256,8 @@ class UringRelay(Relay):
 
     def flush(self) -> list[Piece]:
         """As `Relay.flush`; also raises PartialError. Returns only when the kernel writes into no slot any more."""
+        if self._reading or self._batches:
+            self._step_in()
         try:
             try:
                 while self._reading:

@@ -123,13 +123,18 @@ class Worker:
         except fallback.PartialError as e:
             self._after_error(e, chunk.file_offset + chunk.nbytes)
             return
-        job._moved(pieces)
+        self._moved(pieces)
         if end is not None:
             job._ended_at(end)
 
+    def _moved(self, pieces: list[Piece]) -> None:
+        if self._job._progress is not None and isinstance(self._mover, fallback.Relay):
+            self._mover.step_out()  # the caller's function is to see its own device as the current one
+        self._job._moved(pieces)
+
     def _after_error(self, e: fallback.PartialError, end: int) -> None:
         job = self._job
-        job._moved(e.pieces)
+        self._moved(e.pieces)
         call = "pread" if job.target.op == "read" else "pwrite"
         rest = max(0, end - e.position)
         error = job._error(e.error.errno or errno.EIO, e.position, rest, call, "fallback")
@@ -142,7 +147,7 @@ class Worker:
         movers = [m for m in (self._dma, self._mover) if m is not None]  # the stream of both is the relay's
         for mover in movers:
             try:
-                job._moved(mover.flush())
+                self._moved(mover.flush())
             except fallback.PartialError as e:
                 self._after_error(e, job._file_offset + job._requested)
             except DeviceError as e:

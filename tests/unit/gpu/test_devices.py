@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import nobounce
 from doubles.hip_bindings import HipDouble
+from nobounce import config
+from nobounce.device import Device
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
+from nobounce.io import prepare
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import hip
 from nobounce.runtimes.gpu import GpuRuntime
@@ -171,3 +178,33 @@ def test_pinned_memory_is_page_aligned_where_the_vendor_aligns_less(
 def test_unknown_memory_is_pageable(runtime: GpuRuntime) -> None:
     block = ctypes.create_string_buffer(64)
     assert runtime.pointer_info(ctypes.addressof(block)).kind is MemoryKind.PAGEABLE
+
+
+def test_progress_sees_the_threads_own_device_and_not_that_of_the_transfer(
+    tmp_path: Path, runtime: GpuRuntime
+) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(os.urandom(1 << 18))
+    config.override(config.Settings(chunk_nbytes=1 << 16, io_threads=1))
+    device, seen = Device._of(runtime, 1), []
+    used: set[int] = set()
+    plain = runtime._adapter.copy_async
+
+    def copied(*arguments: Any) -> Any:
+        used.add(runtime.current_device())
+        return plain(*arguments)
+
+    runtime._adapter.copy_async = copied  # type: ignore[method-assign]
+    with nobounce.open(path) as f, device.allocate(1 << 18) as buffer:
+        receipt = prepare.transfer(
+            f,
+            "read",
+            buffer,
+            (None, 0, 0),
+            "fallback",
+            "use",
+            progress=lambda _, nbytes: seen.append((runtime.current_device(), nbytes)),
+        )
+    assert receipt.nbytes == sum(nbytes for _, nbytes in seen) == 1 << 18
+    assert {current for current, _ in seen} == {0}
+    assert used == {1}
