@@ -147,19 +147,21 @@ class Ring:
 
     def _make(self) -> tuple[int, int] | None:
         """A slot that is counted already. Where none comes of it that is taken back, and who waits for one tries as well."""
-        event = address = 0
+        event, address = 0, None
         try:
             event = self.runtime.event_create(self.device, timing=False)
             address = self.runtime.alloc_pinned(self.slot_nbytes)
         except OutOfMemoryError:
             return None
         finally:
-            if not address:
+            if address is None:
                 with self._changed.mutex:
                     self._made -= 1
                     self._changed.notify_all()
                 if event:
                     self.runtime.event_destroy(event)
+        if not address:  # null is no memory, and asking again would give no other
+            return None
         hooks.pinned(self.runtime.name, self.slot_nbytes)
         return address, event
 

@@ -370,8 +370,8 @@ class TestK163:
             patch.setattr(rig.runtime, "free_pinned", lambda *_: None)
             error = _call(op)(handle, memory.handle, BLOCK, 0, 0, done, stream)
             rig.sync(stream)
-        assert error == OK
-        assert done.value < 0
+        assert error == fails(5011, 2)
+        assert hipfile.outstanding() == 0
         assert get(memory) == b"\xee" * BLOCK
         assert content(fd) == data
 
