@@ -147,14 +147,14 @@ class Ring:
 
     def _make(self) -> tuple[int, int] | None:
         """A slot that is counted already. Where none comes of it that is taken back, and who waits for one tries as well."""
-        event, address = 0, None
+        event = address = 0
         try:
             event = self.runtime.event_create(self.device, timing=False)
             address = self.runtime.alloc_pinned(self.slot_nbytes)
         except OutOfMemoryError:
             return None
         finally:
-            if address is None:
+            if not address:
                 with self._changed.mutex:
                     self._made -= 1
                     self._changed.notify_all()

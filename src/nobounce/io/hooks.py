@@ -333,7 +333,10 @@ def registered(what: str, ok: bool) -> None:
 
 def pinned(device: str, nbytes: int) -> None:
     for observer in observers:
-        observer.pinned(device, nbytes)
+        try:
+            observer.pinned(device, nbytes)
+        except Exception:
+            _failed(observer)
 
 
 def _forget() -> None:

@@ -10,6 +10,7 @@ import pytest
 import nobounce
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
+from nobounce.io import hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.quiet import closed_gate
 from nobounce.runtimes.base import Gate, Runtime
@@ -254,3 +255,14 @@ def test_fewer_streams_ahead_than_wanted_are_no_error(rig: Rig, monkeypatch: pyt
     assert rig.ring.copy_stream() != rig.ring.copy_stream()
     with pytest.raises(OutOfMemoryError):
         rig.ring.copy_stream()
+
+
+def test_an_observer_that_fails_costs_no_slot(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(hooks.Observer):
+        def pinned(self, device: str, nbytes: int) -> None:
+            raise LookupError("no such device")
+
+    monkeypatch.setattr(hooks, "observers", (Broken(),))
+    slot = rig.ring.acquire(wait=True)
+    assert slot is not None
+    rig.ring.release(slot)
