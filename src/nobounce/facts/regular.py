@@ -17,7 +17,12 @@ _KINDS = {
 
 
 def opener(path: str, flags: int) -> int:
-    """For the `opener` of open(): looks before it opens. Raises ArgumentError for what is no regular file, else OSError."""
+    """For the `opener` of open(): looks before it opens. Raises ArgumentError for what is no regular file, else OSError.
+
+    What the shell's `<(...)` or `|` hands over as /dev/fd/N or /dev/stdin is let through: somebody writes to that.
+    """
+    if os.path.basename(os.path.realpath(path)).startswith("pipe:["):
+        return os.open(path, flags | os.O_CLOEXEC)
     _need_regular(os.stat(path).st_mode, path)
     # O_NONBLOCK: a pipe may have taken the file's place since. It means nothing to a regular file.
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -57,3 +57,14 @@ def test_a_pipe_that_takes_the_file_s_place_is_not_waited_for(
         regular.opener(str(pipe), os.O_RDONLY)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened[0])
+
+
+def test_what_the_shell_pipes_is_read() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"text")
+    os.close(writing)
+    try:
+        with open(f"/dev/fd/{reading}", opener=regular.opener) as f:
+            assert f.read() == "text"
+    finally:
+        os.close(reading)
