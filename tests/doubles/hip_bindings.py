@@ -338,7 +338,8 @@ class HipDouble:
                     self._more.wait()
                 self._more.wait(0.0002)
                 done = [w for w in self._waits if w[0].value >= w[1]]
-                self._waits = [w for w in self._waits if w[0].value < w[1]]
+                # Not by the words again: one that changes in between would be in neither list, its stream held for good.
+                self._waits = [w for w in self._waits if w not in done]
             for _, _, gate in done:
                 gate.open()
 
