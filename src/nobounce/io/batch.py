@@ -7,9 +7,13 @@ edge) go to I/O threads, with the same rules as `File.read`.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -70,6 +74,7 @@ class Batch:
         self._next_id = 0
         self._closed = False
         self._driver = Driver(capacity, self.depth, self._lock, use_uring=self._uring)
+        _open.add(self)
 
     # adding requests
 
@@ -289,7 +294,9 @@ class Batch:
         finally:
             self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if at_exit():
+            return  # no other thread runs any more, so nobody would end what is waited for; `_settle` was there before
         try:
             self.close()
         except (AttributeError, TypeError, OSError, NobounceError):
@@ -304,3 +311,22 @@ class Batch:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.outstanding} of {self.capacity}"
         return f"<nobounce.Batch {state}, {self.method}>"
+
+
+_open: weakref.WeakSet[Batch] = weakref.WeakSet()
+
+
+def _settle() -> None:
+    """At exit, while threads still run: what has not begun is cancelled, and what runs is waited for."""
+    for batch in list(_open):
+        if batch._closed or batch._pid != os.getpid() or not batch._lock.acquire(blocking=False):
+            continue  # a thread that uses it settles it itself
+        try:
+            with contextlib.suppress(OSError, NobounceError):
+                batch._driver.cancel(None)
+                batch._driver.drain()
+        finally:
+            batch._lock.release()
+
+
+atexit.register(_settle)

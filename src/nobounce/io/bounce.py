@@ -45,9 +45,8 @@ class Ring:
         while True:
             with self._changed.mutex:
                 while True:
-                    if len(self._free) > (
-                        0 if wait else self.wanted
-                    ):  # who need not wait leaves it to who must
+                    # Who need not wait leaves it to who must.
+                    if len(self._free) > (0 if wait else self.wanted):
                         return self._free.pop()
                     made = self._may_make() if self._made < self.most and not self._is_refused() else None
                     if made is not None:

@@ -59,9 +59,8 @@ class Worker:
             error = job._error(errno.EIO, chunk.file_offset, chunk.nbytes, e.call, chunk.backend, str(e))
             error.__cause__ = e
             job._fail(chunk.file_offset, error)
-        except (
-            Exception
-        ) as e:  # what a caller's `progress` raises is the transfer's error too, and ends no I/O thread
+        except Exception as e:
+            # What a caller's `progress` raises is the transfer's error too, and ends no I/O thread.
             self._job._fail(chunk.file_offset, e)
 
     def _direct(self, chunk: Chunk) -> None:

@@ -317,9 +317,8 @@ class Gates:
             for gate in mine:
                 self._tell(gate)
                 told += 1
-        except (
-            BaseException
-        ):  # whoever looked was interrupted: the watcher tells them, one of them perhaps again
+        except BaseException:
+            # Whoever looked was interrupted: the watcher tells them, one of them perhaps again.
             with self._changed.mutex:
                 self._untold += mine[told:]
                 self._happened()
