@@ -788,6 +788,21 @@ b = nobounce.Batch(); b.read(f, buf, file_offsets=np.arange(512) * 4096, nbytes=
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_process_ends_while_requests_take_their_time(path: Path) -> None:
+    """Waited for once threads run no more, they would never end."""
+    code = """
+import sys, numpy as np, nobounce
+from nobounce.runtimes import faults
+slow = faults.inject(op="read", latency=0.5)
+slow.__enter__()
+f = nobounce.open(sys.argv[1]); buf = nobounce.Device("sim:0").allocate(512 * 4096)
+b = nobounce.Batch(method="threads"); b.read(f, buf, file_offsets=np.arange(512) * 4096, nbytes=4096); b.submit()
+"""
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_memory_is_bounded_by_the_capacity(path: Path) -> None:
     with (
         nobounce.open(path) as f,
