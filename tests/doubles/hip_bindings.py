@@ -285,6 +285,9 @@ class HipDouble:
             raise DeviceError("hipStreamQuery", RuntimeStatus.NotReady)
         return ()
 
+    def hipStreamIsCapturing(self, stream: int) -> Result:
+        return (0,)
+
     def hipStreamSynchronize(self, stream: int) -> Result:
         self.sim.stream_sync(stream)
         return ()

@@ -6,7 +6,8 @@ Pinning runs at 1.5 GiB/s, so slots are made on first need, kept, and never made
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from nobounce.errors import NobounceError, OutOfMemoryError
 from nobounce.io import hooks
@@ -35,6 +36,28 @@ class Ring:
         self._refused_until = -math.inf
         self._made = self._streams_made = 0
         self._streams: list[int] = []
+        self._relays = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """While a relay that would take all it can get is at work."""
+        with self._changed.mutex:
+            self._relays += 1
+        try:
+            yield
+        finally:
+            with self._changed.mutex:
+                self._relays -= 1
+
+    @property
+    def relays(self) -> int:
+        """Relays at work that would take all they can get."""
+        return self._relays
+
+    @property
+    def fair(self) -> int:
+        """Slots that each relay at work may hold: three quarters of all, divided. The rest is for whoever needs just one."""
+        return max(1, (self.most - self.most // 4) // max(1, self._relays))
 
     def acquire(self, *, wait: bool) -> tuple[int, int] | None:
         """A free slot as (address, event); None when there is none and `wait` is False.

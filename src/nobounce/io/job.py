@@ -258,7 +258,7 @@ class Job:
         )
 
     def _make_receipt(self) -> Receipt:
-        segments = merge_segments(Segment(*p) for p in self._pieces)
+        segments = merge_segments(self._pieces)
         kept: list[Segment] = []
         position = self._file_offset
         for s in segments:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nobounce.buffer import Buffer, as_buffer
-from nobounce.config import settings
+from nobounce.config import ASYNC_BUFFER_NBYTES, settings
 from nobounce.errors import ArgumentError, InternalError, RouteError
 from nobounce.io import hooks, small
-from nobounce.io.bounce import Ring
+from nobounce.io.bounce import SLOT_NBYTES, Ring
 from nobounce.io.engine import Engine, default_width, engine_for, kernel_relay, relay_shares
 from nobounce.io.job import Job
 from nobounce.io.plan import cached_ranges, retry_errnos
@@ -40,7 +40,12 @@ Where = tuple[int | None, int, int]
 
 PAGE = 4096
 KERNEL_SLOTS, KERNEL_CHUNK = 24, 64 << 20
-"""Slots of the ring that a synchronous transfer's one thread keeps full (uring_relay), and bytes it is given at a time."""
+"""Slots of the ring that a transfer's one thread keeps full (uring_relay), and bytes it is given at a time."""
+BESIDE_SLOTS = 8
+"""Slots of a relay that works beside DMA from the page cache."""
+STREAM_NBYTES = KERNEL_SLOTS * SLOT_NBYTES
+"""Bytes of the ring that one stream may hold where HIPFILE_ASYNC_BUFFER_SIZE says nothing: as much as a synchronous transfer,
+divided when there are more of them. The hipfile module keeps hipFile's 16 MiB."""
 
 
 def memory_of(view: Buffer) -> MemoryFacts:
@@ -192,12 +197,17 @@ def make_job(
         if all(s.reason.code in CACHED_CODES for s in route.segments):
             width = max(1, ring_workers + dma)
     relayed = ring is not None and all(s.backend == "fallback" for s in route.segments)
-    if relayed and request.op == "read" and not dma and kernel_relay(request.nbytes, pool.scheduler):
-        kernel, width, chunk_nbytes = KERNEL_SLOTS, 1, max(chunk_nbytes, KERNEL_CHUNK)
+    if ring is not None and relayed and request.op == "read" and kernel_relay(request.nbytes, pool.scheduler):
+        if dma:
+            kernel, width = BESIDE_SLOTS, dma + 1
+        else:
+            kernel, width, chunk_nbytes = KERNEL_SLOTS, 1, max(chunk_nbytes, KERNEL_CHUNK)
+        kernel = min(kernel, -(-request.nbytes // ring.slot_nbytes))
     if ahead and ring is not None:
-        share = request.settings.async_buffer_nbytes
+        share = request.settings.stream_share(ASYNC_BUFFER_NBYTES if one_call else STREAM_NBYTES)
+        share = min(share, -(-max(1, request.nbytes) // ring.slot_nbytes) * ring.slot_nbytes)
         if kernel:
-            kernel = stream_slots(share, ring.slot_nbytes)
+            kernel = min(kernel, stream_slots(share, ring.slot_nbytes))
         else:
             chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
             width, slots = stream_width(share, ring.slot_nbytes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, Protocol
 
 from nobounce.errors import errno_name, printable
 from nobounce.route.types import BackendName, Op, Reason
@@ -178,20 +179,51 @@ def total(receipts: Iterable[Receipt], *, filename: str | None = None) -> Receip
     )
 
 
-def merge_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Sort by file offset and join neighbours that went the same way for the same reason."""
+class Moved(Protocol):
+    """What a Segment says of one part, however small."""
+
+    @property
+    def backend(self) -> BackendName: ...
+    @property
+    def file_offset(self) -> int: ...
+    @property
+    def buffer_offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def reason(self) -> Reason: ...
+    @property
+    def relayed(self) -> bool: ...
+
+
+def merge_segments(parts: Iterable[Moved]) -> tuple[Segment, ...]:
+    """Sort by file offset and join neighbours that went the same way for the same reason.
+
+    A large transfer has thousands of parts and whoever waits for it waits for this: an object is made for each run alone.
+    """
     merged: list[Segment] = []
-    for s in sorted(segments, key=lambda s: s.file_offset):
-        last = merged[-1] if merged else None
+    first: Moved | None = None
+    nbytes = 0
+    for p in sorted(parts, key=attrgetter("file_offset")):
         if (
-            last is not None
-            and last.backend == s.backend
-            and last.reason.code == s.reason.code
-            and last.relayed == s.relayed
-            and last.file_offset + last.nbytes == s.file_offset
-            and last.buffer_offset + last.nbytes == s.buffer_offset
+            first is not None
+            and first.file_offset + nbytes == p.file_offset
+            and first.buffer_offset + nbytes == p.buffer_offset
+            and first.backend == p.backend
+            and first.relayed == p.relayed
+            and first.reason.code == p.reason.code
         ):
-            merged[-1] = replace(last, nbytes=last.nbytes + s.nbytes)
-        else:
-            merged.append(s)
+            nbytes += p.nbytes
+            continue
+        if first is not None:
+            merged.append(_run(first, nbytes))
+        first, nbytes = p, p.nbytes
+    if first is not None:
+        merged.append(_run(first, nbytes))
     return tuple(merged)
+
+
+def _run(first: Moved, nbytes: int) -> Segment:
+    return Segment(
+        first.backend, first.file_offset, first.buffer_offset, nbytes, first.reason, first.relayed
+    )

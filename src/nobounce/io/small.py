@@ -25,11 +25,15 @@ from nobounce.runtimes import faults, rawio
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
+    from nobounce.io.bounce import Ring
     from nobounce.io.file import File
     from nobounce.io.job import Job
 
 MOST_NBYTES = 256 << 10
 """Above this, several threads and the usual way are no slower."""
+AT_ONCE_NBYTES = 64 << 10
+"""Up to here a submission that waits for the bytes takes no longer than one that puts a gate into the stream."""
+RWF_NOWAIT = 0x8
 MOST_PLANS = 32
 
 Key = tuple[Any, ...]
@@ -168,30 +172,59 @@ class SmallRead:
 
     def _move(self) -> bool:
         """Whether every byte is where it belongs."""
-        plan, t = self.plan, self.target
-        nbytes, file_offset, buffer_offset = self._where
-        ring = t.ring
-        at = self._address + buffer_offset
+        t, ring = self.target, self.target.ring
         if ring is None:
+            nbytes, file_offset, buffer_offset = self._where
+            at = self._address + buffer_offset
             return rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
         stream = ring.copy_stream()
-        slot, queued = None, False
         try:
             slot = ring.acquire(wait=True)
-            if slot is None:
-                return False
-            if plan.direct:
+            return slot is not None and self._relay(ring, slot, stream, host_flags(t))
+        finally:
+            ring.return_stream(stream)
+
+    def at_once(self) -> bool:
+        """Do it now, on the caller's own stream: a page-cached read into a stream that has nothing before it needs no gate and
+        no other thread. False: nothing was done."""
+        t, stream = self.target, self.stream
+        ring = t.ring
+        if ring is None or stream is None or self.plan.direct or self.requested > AT_ONCE_NBYTES:
+            return False
+        if not t.runtime.stream_is_clear(stream):
+            return False
+        slot = ring.acquire(wait=False)
+        if slot is None:
+            return False
+        self.begin()
+        try:
+            done = self._relay(ring, slot, stream, host_flags(t) | RWF_NOWAIT)
+        except (OSError, NobounceError):
+            return False
+        if done:
+            self.ended_at = THREADS.now()
+            self._account()
+            self.done = True
+        return done
+
+    def _relay(self, ring: Ring, slot: tuple[int, int], stream: int, flags: int) -> bool:
+        """Through the slot, which is given back; whether every byte is where it belongs."""
+        t = self.target
+        nbytes, file_offset, buffer_offset = self._where
+        queued = False
+        try:
+            if self.plan.direct:
                 lead = file_offset % t.relay_align
                 ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
                 got = rawio.read_plain(t.relay_fd, slot[0], ask, file_offset - lead)
             else:
                 lead = 0
-                got = rawio.read_plain(t.buffered_fd, slot[0], nbytes, file_offset, host_flags(t))
+                got = rawio.read_plain(t.buffered_fd, slot[0], nbytes, file_offset, flags)
             if got < lead + nbytes:
                 return False
             with t.runtime.copy_calls(t.device) as calls:
                 queued = True
-                calls.copy(at, slot[0] + lead, nbytes, stream)
+                calls.copy(self._address + buffer_offset, slot[0] + lead, nbytes, stream)
                 calls.record(slot[1], stream)
                 calls.sync(slot[1])
                 queued = False
@@ -199,9 +232,7 @@ class SmallRead:
             if queued:  # the copy may still be under way, and the slot is about to be somebody else's
                 with suppress(DeviceError):
                     t.runtime.stream_sync(stream)
-            if slot is not None:
-                ring.release(slot)
-            ring.return_stream(stream)
+            ring.release(slot)
         return True
 
     def _account(self) -> None:

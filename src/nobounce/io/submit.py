@@ -15,7 +15,7 @@ from nobounce.errors import ArgumentError, RouteError, TransferError
 from nobounce.io import hooks, params, small
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
-from nobounce.io.prepare import make_job, make_request, memory_of, small_read, stream_slots
+from nobounce.io.prepare import make_job, make_request, memory_of, small_read
 from nobounce.io.quiet import KnownGate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
@@ -98,7 +98,8 @@ def submit(
             plan = small.find(file, view, require, cache, now)
             if plan is not None:
                 transfer = _small(file, view, plan, (now, require, cache), pool, on, release)
-                _enqueue(transfer, on, view)
+                if not transfer.done():
+                    _enqueue(transfer, on, view)
                 return transfer
         request = make_request(file, op, memory_of(view), device, now, require, cache)
         try:
@@ -157,7 +158,7 @@ def _small(
 ) -> Transfer:
     ring = plan.target.ring
     if ring is not None:
-        ring.prepare(stream_slots(plan.settings.async_buffer_nbytes, ring.slot_nbytes), 1)
+        ring.prepare(1, 1)
     read = small_read(file, view, plan, *what, stream=on.handle)
 
     def make(on_done: Callable[[Any], None]) -> Any:
@@ -165,6 +166,9 @@ def _small(
         return read
 
     transfer = Transfer(pool, make, release)
+    if read.at_once():
+        transfer._finished(read)
+        return transfer
     transfer._small = True
     if hooks.observers:
         nbytes = what[0][0]

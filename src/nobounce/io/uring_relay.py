@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from nobounce.io import fallback, hooks, uring
@@ -25,8 +26,9 @@ DEPTH = 256
 """Reads that may be under way in one ring."""
 MIN_NBYTES = 16 << 20
 """Below this, a transfer is over before the kernel's workers have started."""
-WAIT_PART = 4
-"""A waiting thread sleeps until one in so many of the reads under way has ended: woken for each, it would do little else."""
+WAIT_PART, WAIT_NBYTES = 4, 4 << 20
+"""A waiting thread sleeps until one in so many of the reads under way has ended, or so many bytes have come: woken for each
+small one it would do little else, and what has come but is not on its way holds memory that could be read into."""
 KEPT = 8
 """Rings kept for the next transfer."""
 MOST_WORKERS = 12
@@ -77,6 +79,9 @@ class UringRelay(Relay):
         self._end: int | None = None
         self._failure: tuple[int, OSError] | None = None
         self._lost: Exception | None = None
+        self._shared = ExitStack()
+        self._shared.enter_context(ring.shared())
+        self._relays = 0
 
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         t = self._target
@@ -113,10 +118,14 @@ class UringRelay(Relay):
         import numpy as np
 
         kernel = self._kernel
+        if self._relays != self._ring.relays:
+            self._relays = self._ring.relays
+            kernel.limit_workers(workers(self._relays))
         if self._new:
             kernel.put(np.array(self._new, np.uint64))
             self._new.clear()
-        kernel.enter(max(1, len(self._reading) // WAIT_PART) if wait else 0)
+        some = min(len(self._reading) // WAIT_PART, WAIT_NBYTES // self._unit_nbytes)
+        kernel.enter(max(1, some) if wait else 0)
         ends = kernel.take()
         if not len(ends):
             return
@@ -174,17 +183,21 @@ class UringRelay(Relay):
     def _event(self) -> int:
         """One that no batch has; not that of a slot that is to be given back."""
         while True:
-            kept = self._held[-1][1] if self._ring.wanted and len(self._held) > 1 else 0
+            kept = self._held[-1][1] if self._crowded() else 0
             for event in self._events:
                 if event != kept:
                     return event
             self._settle_oldest()
 
-    def _settle_oldest(self) -> None:
-        """Wait for the oldest copies: their units are free, and their bytes have arrived. Raises DeviceError."""
+    def _settle_oldest(self, *, known: bool = False) -> None:
+        """Wait for the oldest copies, unless they are `known` to be done: their units are free, and their bytes have arrived.
+
+        Raises DeviceError.
+        """
         batch = self._batches.popleft()
         try:
-            self._sync(batch.event)
+            if not known:
+                self._sync(batch.event)
         finally:
             self._free.extend(batch.units)
             self._events.append(batch.event)
@@ -197,14 +210,14 @@ class UringRelay(Relay):
         ring = self._ring
         while True:
             while self._batches and self._calls.query(self._batches[0].event):
-                self._settle_oldest()
-            if ring.wanted and len(self._held) > 1:
+                self._settle_oldest(known=True)
+            if self._crowded():
                 unit = self._spare()
                 if unit is not None:
                     return unit
             elif self._free:
                 return self._free.popleft()
-            if len(self._held) < self._target.kernel_slots:
+            if len(self._held) < min(self._target.kernel_slots, ring.fair):
                 slot = ring.acquire(wait=not self._held)
                 if slot is not None:
                     self._hold(slot)
@@ -221,10 +234,17 @@ class UringRelay(Relay):
         last = self._ring.slot_nbytes - step
         self._free.extend(_Unit(slot, slot[0] + at) for at in range(0, last + 1, step))
 
+    def _keeps(self) -> int:
+        """How many slots this relay should hold at most: somebody may wait for one, or there are more relays by now."""
+        return 1 if self._ring.wanted else self._ring.fair
+
+    def _crowded(self) -> bool:
+        return len(self._held) > self._keeps()
+
     def _spare(self) -> _Unit | None:
-        """Somebody waits for a slot: a unit of those that stay, while another one empties to be given back."""
+        """A unit of the slots that stay, while another one empties to be given back."""
         self._give_slots()
-        leaving = self._held[-1] if len(self._held) > 1 else None
+        leaving = self._held[-1] if self._crowded() else None
         for unit in self._free:
             if unit.slot is not leaving:
                 self._free.remove(unit)
@@ -232,11 +252,11 @@ class UringRelay(Relay):
         return None
 
     def _give_slots(self) -> None:
-        """Somebody waits for a slot: give back those that nothing is in, but for the last one held."""
+        """Give back slots that nothing is in, as far as there are too many."""
         for slot in list(self._held):
             parts = [u for u in self._free if u.slot is slot]
             whole = self._ring.slot_nbytes // self._unit_nbytes
-            if len(self._held) > 1 and len(parts) == whole and slot[1] in self._events:
+            if self._crowded() and len(parts) == whole and slot[1] in self._events:
                 self._held.remove(slot)
                 self._events.remove(slot[1])
                 for part in parts:
@@ -280,6 +300,7 @@ class UringRelay(Relay):
             else:
                 self._kernel.close()
         finally:
+            self._shared.close()
             super().flush()
         return self._report()
 
@@ -316,9 +337,13 @@ def _take_ring() -> uring.Ring:
     try:
         return _idle.pop()
     except IndexError:
-        made = uring.Ring(DEPTH)
-        made.limit_workers(max(2, min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
-        return made
+        return uring.Ring(DEPTH)
+
+
+def workers(relays: int) -> int:
+    """Kernel workers for each of so many threads that submit: together no more than one alone would have."""
+    most = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    return max(2, most // max(1, relays))
 
 
 def _forget() -> None:

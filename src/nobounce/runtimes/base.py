@@ -286,6 +286,10 @@ class Runtime(ABC):
     def stream_query(self, stream: int) -> bool:
         """True when nothing is pending (HIP rule 5)."""
 
+    def stream_is_clear(self, stream: int) -> bool:
+        """True when whatever is put into the stream next is sure to wait for nothing; False also where that cannot be told."""
+        return False
+
     @abstractmethod
     def stream_sync(self, stream: int) -> None:
         """Wait for this stream alone; raises its asynchronous error, once (HIP rules 6, 78)."""

@@ -50,6 +50,24 @@ class GpuStreams(GpuCore):
             return bool(self._adapter.stream_query(stream))
 
     @api
+    def stream_is_clear(self, stream: int) -> bool:
+        if stream <= PER_THREAD_STREAM:
+            return False
+        mine = self._streams.get(stream)
+        with self._on(self._where(stream)):
+            try:
+                if mine is None and not self._adapter.stream_flags(stream) & table.STREAM_NONBLOCKING:
+                    return False
+                # A blocking stream waits for the legacy one too; a query would end a capture.
+                return (
+                    (mine is None or mine.nonblocking)
+                    and not self._adapter.stream_capture(stream)
+                    and bool(self._adapter.stream_query(stream))
+                )
+            except DeviceError:
+                return False
+
+    @api
     def stream_sync(self, stream: int) -> None:
         device = self._where(stream)
         with self._on(device):

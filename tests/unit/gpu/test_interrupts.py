@@ -80,10 +80,16 @@ def _line(frame: FrameType) -> str:
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
 
 
+def behind_a_gate(runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small reads too: no stream has nothing before it."""
+    monkeypatch.setattr(runtime, "stream_is_clear", lambda stream: False)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_interrupt_at_any_line_leaves_no_gate_closed(
-    tmp_path: Path, runtime: GpuRuntime, whole: bool
+    tmp_path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
+    behind_a_gate(runtime, monkeypatch)
     path = tmp_path / "data.bin"
     path.write_bytes(os.urandom(8192))
     config.override(config.Settings(async_buffer_nbytes=4 << 20))  # one slot is quickly made
@@ -130,10 +136,13 @@ def _settled(runtime: GpuRuntime) -> bool:
     return not (runtime._gates._shut or quiet._gates or quiet._calls)
 
 
+@pytest.mark.parametrize("clear", [False, True])
 def test_an_interrupt_at_any_line_of_a_submission_leaves_no_gate_closed(
-    tmp_path: Path, runtime: GpuRuntime
+    tmp_path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, clear: bool
 ) -> None:
     """Nobody would have known of the gate: the stream stood for good, or no memory was ever registered again."""
+    if not clear:
+        behind_a_gate(runtime, monkeypatch)
     path = tmp_path / "data.bin"
     path.write_bytes(os.urandom(8192))
     config.override(config.Settings(async_buffer_nbytes=4 << 20))
@@ -170,6 +179,7 @@ def test_a_small_read_whose_gate_is_refused_gives_its_buffer_back_once(
     with nobounce.open(path) as f, device.allocate(8192) as buffer, device.create_stream() as stream:
         f.read(buffer, nbytes=4096, cache="use")
         assert f._plans
+        behind_a_gate(runtime, monkeypatch)
         monkeypatch.setattr(runtime, "gate", refuse)
         with pytest.raises(DeviceError):
             f.read_async(buffer, stream=stream, nbytes=4096, cache="use")
