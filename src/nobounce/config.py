@@ -73,7 +73,7 @@ VARIABLES: tuple[Variable, ...] = (
         "async_buffer_nbytes",
         "int",
         ASYNC_BUFFER_NBYTES,
-        "bytes of the bounce ring that one stream may hold; 0 means the default",
+        "bytes of the bounce ring that one stream may hold; 0: 16 MiB in the hipfile module, else what a sync read may",
         zero_is_default=True,
     ),
     Variable(
@@ -196,9 +196,10 @@ class Settings:
 
     def stream_share(self, otherwise: int) -> int:
         """Bytes of the bounce ring that one stream may hold; `otherwise` where nobody has said."""
-        said = self.async_buffer_nbytes != ASYNC_BUFFER_NBYTES or dict(self.origin).get(
-            "async_buffer_nbytes", "default"
-        ) != "default"
+        said = (
+            self.async_buffer_nbytes != ASYNC_BUFFER_NBYTES
+            or dict(self.origin).get("async_buffer_nbytes", "default") != "default"
+        )
         return self.async_buffer_nbytes if said else otherwise
 
     def check_contradiction(self) -> None:

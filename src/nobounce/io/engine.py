@@ -24,36 +24,38 @@ MAX_THREADS = 32
 
 
 FEW_CORES = 4
-"""Up to so many cores, page-cached bytes go to a device by DMA from the page cache alone."""
+"""Up to so many cores, page-cached bytes go to a device by DMA from the page cache, beside a small relay."""
 DMA_MIN_NBYTES = 32 << 20
 """Below this, pinning pages costs more than relaying them."""
 
 
 def relay_shares(request_dma: str, can_dma: bool, nbytes: int) -> tuple[int, int]:
-    """(ring workers, page-cache DMA workers) of one relayed transfer of `nbytes` page-cached bytes.
+    """(ring workers, page-cache DMA workers) of one relayed transfer of `nbytes` bytes, some or all of them page-cached.
 
-    DMA from the page cache costs a sixth of a relay's CPU, but registering pages is serial in the driver: it is the faster way
-    on few cores, and twelve ring workers are on many (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS
+    DMA from the page cache costs a quarter of a relay's CPU, but registering pages is serial in the driver, and at half the
+    speed where the cache holds a file in small folios: with a small relay on the other core beside it, it is the faster way on
+    few cores; a dozen kernel workers are on many (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS
     override.
     """
     few = len(os.sched_getaffinity(0)) <= FEW_CORES
-    wanted = 2 if can_dma and few and nbytes >= DMA_MIN_NBYTES else 0
+    wanted = 1 if can_dma and few and nbytes >= DMA_MIN_NBYTES else 0
     dma = wanted if request_dma == "auto" else int(request_dma)
-    return settings().io_threads if dma else default_width(), dma
+    return settings().io_threads or 1 if dma else default_width(), dma
 
 
-def kernel_relay(nbytes: int, scheduler: Scheduler) -> bool:
+def kernel_relay(nbytes: int, scheduler: Scheduler, *, beside: bool = False) -> bool:
     """Whether io_uring's workers read for the ring (uring_relay): one thread of ours then, however large the transfer.
 
-    Not on few cores, where threads lose less to each other than requests cost; NOBOUNCE_RELAY and NOBOUNCE_IO_THREADS
-    override. Never in virtual time or while faults are injected into pread, which the kernel would not meet.
+    Not on few cores, where threads lose less to each other than requests cost, unless `beside` DMA from the page cache;
+    NOBOUNCE_RELAY and NOBOUNCE_IO_THREADS override. Never in virtual time or while faults are injected into pread, which the
+    kernel would not meet.
     """
     chosen = settings().relay
     if chosen == "threads" or scheduler is not THREADS or faults.ACTIVE or uring.unavailable():
         return False
     if chosen == "io_uring":
         return True
-    many = len(os.sched_getaffinity(0)) > FEW_CORES
+    many = beside or len(os.sched_getaffinity(0)) > FEW_CORES
     return many and not settings().io_threads and nbytes >= uring_relay.MIN_NBYTES
 
 

@@ -23,8 +23,8 @@ from nobounce.io.target import Chunk, Piece, Target
 from nobounce.runtimes import libc
 from nobounce.runtimes.base import Runtime
 
-WINDOW = 128 << 20
-"""Bytes one worker maps and registers at a time."""
+WINDOW = 64 << 20
+"""Bytes one worker maps and registers at a time; the copies of a relay beside it wait meanwhile."""
 
 IDLE_SECONDS = 0.5
 """How long after the last pinning pages are given back."""

@@ -41,8 +41,8 @@ Where = tuple[int | None, int, int]
 PAGE = 4096
 KERNEL_SLOTS, KERNEL_CHUNK = 24, 64 << 20
 """Slots of the ring that a transfer's one thread keeps full (uring_relay), and bytes it is given at a time."""
-BESIDE_SLOTS = 8
-"""Slots of a relay that works beside DMA from the page cache."""
+BESIDE_SLOTS = 4
+"""Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a few are enough."""
 STREAM_NBYTES = KERNEL_SLOTS * SLOT_NBYTES
 """Bytes of the ring that one stream may hold where HIPFILE_ASYNC_BUFFER_SIZE says nothing: as much as a synchronous transfer,
 divided when there are more of them. The hipfile module keeps hipFile's 16 MiB."""
@@ -190,15 +190,19 @@ def make_job(
     ring = ring_for(view, request.memory.kind, pool)
     chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
     dma = kernel = 0
+    all_cached = all(s.reason.code in CACHED_CODES for s in route.segments)
     if ring is not None and request.op == "read" and not ahead:
         # Not behind a gate: registering memory waits for work on the device, and the gate would wait for it.
         can_dma = device.capabilities.page_cache_dma
-        ring_workers, dma = relay_shares(request.settings.page_cache_dma, can_dma, request.nbytes)
-        if all(s.reason.code in CACHED_CODES for s in route.segments):
+        wanted = request.settings.page_cache_dma
+        ring_workers, dma = relay_shares(wanted, can_dma, request.nbytes)
+        if all_cached:
             width = max(1, ring_workers + dma)
     relayed = ring is not None and all(s.backend == "fallback" for s in route.segments)
-    if ring is not None and relayed and request.op == "read" and kernel_relay(request.nbytes, pool.scheduler):
-        if dma:
+    beside = dma > 0 and all_cached
+    kernels = relayed and request.op == "read" and (beside or not dma)
+    if ring is not None and kernels and kernel_relay(request.nbytes, pool.scheduler, beside=beside):
+        if beside:
             kernel, width = BESIDE_SLOTS, dma + 1
         else:
             kernel, width, chunk_nbytes = KERNEL_SLOTS, 1, max(chunk_nbytes, KERNEL_CHUNK)

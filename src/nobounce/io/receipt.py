@@ -224,6 +224,4 @@ def merge_segments(parts: Iterable[Moved]) -> tuple[Segment, ...]:
 
 
 def _run(first: Moved, nbytes: int) -> Segment:
-    return Segment(
-        first.backend, first.file_offset, first.buffer_offset, nbytes, first.reason, first.relayed
-    )
+    return Segment(first.backend, first.file_offset, first.buffer_offset, nbytes, first.reason, first.relayed)

@@ -159,7 +159,7 @@ def _small(
     ring = plan.target.ring
     if ring is not None:
         ring.prepare(1, 1)
-    read = small_read(file, view, plan, *what, stream=on.handle)
+    read: Any = small_read(file, view, plan, *what, stream=on.handle)
 
     def make(on_done: Callable[[Any], None]) -> Any:
         read.begin(on_done)

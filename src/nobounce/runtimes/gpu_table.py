@@ -151,9 +151,7 @@ _ROWS = (
     ),
     Row("stream_destroy", "runtime:cudaStreamDestroy", "hipStreamDestroy", ("stream",)),
     Row("stream_query", "runtime:cudaStreamQuery", "hipStreamQuery", ("stream",), asks=True),
-    Row(
-        "stream_capture", "runtime:cudaStreamIsCapturing", "hipStreamIsCapturing", ("stream",), ("number",)
-    ),
+    Row("stream_capture", "runtime:cudaStreamIsCapturing", "hipStreamIsCapturing", ("stream",), ("number",)),
     Row("stream_sync", "runtime:cudaStreamSynchronize", "hipStreamSynchronize", ("stream",)),
     Row(
         "stream_wait_event",

@@ -1,0 +1,147 @@
+"""Transfers that relay through one ring at the same time have their reads done by one thread of theirs.
+
+Each thread that waits for the kernel, asks for copies and hands the interpreter's lock to the others takes slots and time from
+them: with eight it came to a third of what one reaches. So the first of them drives: it starts everybody's reads in turns,
+queues everybody's copies, each on its owner's stream, and passes the role on when its own transfer is over. The others sleep.
+
+Only who drives touches slots, units, reads and copies; the lock guards who that is and who sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from nobounce.io.bounce import Ring
+from nobounce.io.relay_pipe import Pipe
+
+if TYPE_CHECKING:
+    from nobounce.io.uring_relay import UringRelay
+
+_lock = threading.Lock()
+_hubs: weakref.WeakKeyDictionary[Ring, dict[int, Hub]] = weakref.WeakKeyDictionary()
+
+
+class Hub(Pipe):
+    """The transfers that share a pipe, and which of their threads drives it."""
+
+    def __init__(self, ring: Ring, unit_nbytes: int) -> None:
+        super().__init__(ring, unit_nbytes)
+        self._mutex = ring.runtime.scheduler.lock()
+        self._driver: UringRelay | None = None
+        self._asleep: list[UringRelay] = []
+        self.members: list[UringRelay] = []
+        self.broken = False
+        self._shared = ExitStack()
+        self._shared.enter_context(ring.shared())
+
+    # who drives
+
+    def give(self, me: UringRelay) -> None:
+        """`me` has a chunk to be read."""
+        self._todo.append(me)
+
+    def until(self, me: UringRelay, ready: Callable[[], bool]) -> None:
+        """Drive until `ready()`, or sleep while another thread does. What fails is found in the members."""
+        me.is_ready = ready
+        while True:
+            with self._mutex:
+                if ready():
+                    self._wake_a_driver()
+                    return
+                if self._driver is None or self._driver is me:
+                    self._driver = me
+                    break
+                self._asleep.append(me)
+            me.sleep()
+        try:
+            while not ready():
+                self._step(me)
+                self._wake_the_ready()
+        except BaseException as e:
+            self._break(e)
+            if not isinstance(e, Exception):
+                raise
+
+    def release(self, me: UringRelay) -> None:
+        """`me` drives no longer. Between two chunks it keeps the role: it is back before another thread were awake."""
+        with self._mutex:
+            if self._driver is me:
+                self._driver = None
+            self._wake_a_driver()
+
+    def _wake_a_driver(self) -> None:
+        if self._driver is None and self._asleep:
+            self._asleep.pop(0).wake()
+
+    def _wake_the_ready(self) -> None:
+        with self._mutex:
+            if self._asleep:
+                for sleeper in [s for s in self._asleep if s.is_ready()]:
+                    self._asleep.remove(sleeper)
+                    sleeper.wake()
+
+    def _break(self, error: BaseException) -> None:
+        """The kernel's ring failed, or memory for a slot: nobody's transfer goes on, and what is read into is nobody's."""
+        with _lock:
+            self._unlist()
+        self.broken = True
+        for member in self.members:
+            member.lose(
+                error if isinstance(error, Exception) else InterruptedError("the relay was interrupted")
+            )
+        self._abandon()
+        self._shared.close()
+        self._wake_the_ready()
+
+    def _unlist(self) -> None:
+        known = _hubs.get(self._ring, {})
+        if known.get(self.unit_nbytes) is self:
+            del known[self.unit_nbytes]
+
+    def resize(self) -> None:
+        """Members came or went. Under the lock of all hubs."""
+        self._most = sum(m.most_slots for m in self.members)
+
+    def close(self) -> None:
+        """The last member has left: nothing is under way."""
+        self._unlist()
+        if self.broken:
+            return
+        self._shared.close()
+        self._empty()
+
+
+def join(me: UringRelay, ring: Ring, unit_nbytes: int) -> Hub:
+    """The hub for units of this size, with `me` in it. Raises OSError where the kernel gives no ring for one."""
+    with _lock:
+        known = _hubs.setdefault(ring, {})
+        hub = known.get(unit_nbytes)
+        if hub is None:
+            hub = known[unit_nbytes] = Hub(ring, unit_nbytes)
+        hub.members.append(me)
+        hub.resize()
+    return hub
+
+
+def leave(me: UringRelay, hub: Hub) -> None:
+    """Nothing of `me` is under way; the last one gives everything back."""
+    hub.release(me)
+    with _lock:
+        hub.members.remove(me)
+        hub.resize()
+        if not hub.members:
+            hub.close()
+
+
+def _forget() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _hubs.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

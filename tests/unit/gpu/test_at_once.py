@@ -1,0 +1,195 @@
+"""A small page-cached read into a stream that has nothing before it is done when the submission returns; any other waits its turn."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.doubles.hip_bindings import HipDouble
+
+import nobounce
+from nobounce.device import Device
+from nobounce.errors import DeviceError, RuntimeStatus
+from nobounce.io import engine, small
+from nobounce.runtimes import hip
+from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.stream import StreamOptions
+
+PATIENCE = 30.0
+NBYTES = 1 << 20
+
+
+@pytest.fixture
+def runtime() -> GpuRuntime:
+    return hip.load(HipDouble(devices=1))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "data.bin"
+    made.write_bytes(os.urandom(NBYTES))
+    return made
+
+
+class Opened:
+    """A file with a plan for small reads, a buffer and a stream; what went behind a gate is counted."""
+
+    def __init__(
+        self, path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, **options: Any
+    ) -> None:
+        self.device = Device._of(runtime, 0)
+        self.file, self.buffer = nobounce.open(path), self.device.allocate(small.MOST_NBYTES)
+        self.stream = self.device.create_stream(options=StreamOptions(**options))
+        self.gates = 0
+        self.file.read(self.buffer, nbytes=4096, cache="use")
+        self.ring = engine.engine_for(runtime).rings.get(runtime, 0)
+        plain = runtime.gate
+
+        def gate(*a: Any, **k: Any) -> Any:
+            self.gates += 1
+            return plain(*a, **k)
+
+        monkeypatch.setattr(runtime, "gate", gate)
+
+    def read(self, nbytes: int = 4096, at: int = 8192, stream: Any = None) -> nobounce.Transfer:
+        on = self.stream if stream is None else stream
+        return self.file.read_async(self.buffer, stream=on, nbytes=nbytes, file_offset=at, cache="use")
+
+    def holds(self, data: bytes) -> bool:
+        return bool(self.buffer.numpy()[: len(data)].tobytes() == data)
+
+    def close(self) -> None:
+        self.stream.sync()
+        assert len(self.ring._free) == self.ring._made
+        for thing in (self.file, self.buffer, self.stream):
+            thing.close()  # type: ignore[attr-defined]
+
+
+def test_it_is_done_when_the_submission_returns(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    for at in (0, 8192, NBYTES - 4096):
+        move = o.read(at=at)
+        assert move.done()
+        receipt = move.result(0)
+        assert (receipt.nbytes, receipt.fallback_bytes, receipt.cached_bytes) == (4096, 4096, 4096)
+        assert receipt.queued_at <= receipt.started_at <= receipt.ended_at
+        assert o.holds(path.read_bytes()[at : at + 4096])
+    assert o.gates == 0
+    o.close()
+
+
+def test_behind_work_it_waits_and_reads_what_the_file_holds_then(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    go = threading.Event()
+    runtime.host_call(o.stream.handle, lambda: go.wait(PATIENCE) and None)
+    move = o.read(at=0)
+    assert not move.done()
+    assert o.gates == 1
+    later = os.urandom(4096)
+    with path.open("r+b") as f:
+        f.write(later)
+    go.set()
+    assert move.result(PATIENCE).nbytes == 4096
+    assert o.holds(later)
+    o.close()
+
+
+@pytest.mark.parametrize("why", ["blocking", "null", "captured", "cannot say", "fails"])
+def test_a_stream_that_may_wait_for_another_gets_a_gate(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    o = Opened(path, runtime, monkeypatch, nonblocking=why != "blocking")
+    if why == "captured":  # a query would end the capture
+        monkeypatch.setattr(runtime._adapter, "stream_capture", lambda stream: 1, raising=False)
+        monkeypatch.setattr(
+            runtime._adapter, "stream_query", lambda stream: pytest.fail("queried"), raising=False
+        )
+        assert not runtime.stream_is_clear(o.stream.handle)
+        return
+
+    def refused(stream: int) -> int:
+        raise DeviceError("stream_capture", RuntimeStatus.NotSupported)
+
+    if why in ("cannot say", "fails"):
+        which = "stream_capture" if why == "cannot say" else "stream_query"
+        monkeypatch.setattr(runtime._adapter, which, refused, raising=False)
+    move = o.read(stream=0 if why == "null" else None)
+    assert move.result(PATIENCE).nbytes == 4096
+    assert o.gates == 1
+    assert o.holds(path.read_bytes()[8192:12288])
+    monkeypatch.undo()
+    o.close()
+
+
+def test_a_foreign_stream_is_asked_for_its_flags(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    foreign = {flag: runtime._adapter.stream_create(flag, 0) for flag in (0, 1)}
+    for flag, handle in foreign.items():
+        gates = o.gates
+        assert o.read(stream=handle).result(PATIENCE).nbytes == 4096
+        assert o.gates - gates == (0 if flag else 1)
+    o.close()
+
+
+def test_what_is_not_in_the_page_cache_is_not_waited_for(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    os.fsync(o.file.fileno())
+    os.posix_fadvise(o.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    at = NBYTES // 2
+    move = o.read(at=at)
+    assert o.gates == 1
+    assert move.result(PATIENCE).nbytes == 4096
+    assert o.holds(path.read_bytes()[at : at + 4096])
+    o.close()
+
+
+@pytest.mark.parametrize(("nbytes", "gates"), [(small.AT_ONCE_NBYTES, 0), (small.AT_ONCE_NBYTES + 1, 1)])
+def test_a_larger_one_does_not_hold_the_caller_up(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, nbytes: int, gates: int
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    move = o.read(nbytes)
+    assert o.gates == gates
+    assert move.result(PATIENCE).nbytes == nbytes
+    assert o.holds(path.read_bytes()[8192 : 8192 + nbytes])
+    o.close()
+
+
+def test_where_the_copy_fails_it_is_tried_again_behind_a_gate_and_the_slot_is_back(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    plain, left = runtime._adapter.copy_async, [1]
+
+    def failing(*a: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise DeviceError("copy_async", RuntimeStatus.Unknown)
+        return plain(*a)
+
+    monkeypatch.setattr(runtime._adapter, "copy_async", failing, raising=False)
+    move = o.read()
+    assert move.result(PATIENCE).nbytes == 4096
+    assert o.gates == 1
+    assert o.holds(path.read_bytes()[8192:12288])
+    o.close()
+
+
+def test_a_read_past_the_end_is_short_as_behind_a_gate(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    assert o.read(at=NBYTES - 100).result(PATIENCE).nbytes == 100
+    assert o.holds(path.read_bytes()[-100:])
+    o.close()

@@ -1,0 +1,223 @@
+"""Transfers that relay through one ring at the same time, into sim's device memory: one thread of theirs does the reads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.capabilities import need
+
+import nobounce
+from nobounce import config
+from nobounce.clock import THREADS
+from nobounce.errors import TransferError
+from nobounce.io import bounce, engine, prepare, relay_hub, relay_pipe, uring, uring_relay
+
+MIB = 1 << 20
+PATIENCE = 30.0
+NBYTES = 40 * MIB + 123
+
+
+@pytest.fixture(autouse=True)
+def kernel() -> Iterator[None]:
+    need("io_uring")
+    config.override(config.Settings(relay="io_uring"))
+    yield
+    assert not any(relay_hub._hubs.values()), "who has left is in no hub"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "data.bin"
+    made.write_bytes(os.urandom(NBYTES))
+    return made
+
+
+def ring_of(device: nobounce.Device) -> bounce.Ring:
+    return engine.engine_for(device._runtime).rings.get(device._runtime, device.ordinal)
+
+
+class Reads:
+    """Async reads of one or more files, each into a buffer on a stream of its own."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.device = nobounce.Device("sim:0")
+        self.paths = paths
+        self.streams = [self.device.create_stream() for _ in paths]
+        self.buffers = [self.device.allocate(p.stat().st_size) for p in paths]
+        self.files = [nobounce.open(p) for p in paths]
+
+    def start(self, cache: Any = "use") -> list[nobounce.Transfer]:
+        every = zip(self.files, self.buffers, self.streams, strict=True)
+        return [f.read_async(b, stream=s, require="fallback", cache=cache) for f, b, s in every]
+
+    def are_right(self) -> list[bool]:
+        return [b.numpy().tobytes() == p.read_bytes() for b, p in zip(self.buffers, self.paths, strict=True)]
+
+    def close(self) -> None:
+        for thing in (*self.files, *self.buffers, *self.streams):
+            thing.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("cache", ["use", "avoid"])
+def test_one_thread_at_a_time_drives_and_every_byte_arrives(
+    path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    plain, driving, most, drivers = relay_pipe.Pipe._step, [0], [0], set()
+
+    def step(self: relay_pipe.Pipe, me: uring_relay.UringRelay) -> None:
+        driving[0] += 1
+        most[0] = max(most[0], driving[0])
+        drivers.add(me)
+        THREADS.sleep(0)
+        plain(self, me)
+        driving[0] -= 1
+
+    monkeypatch.setattr(relay_pipe.Pipe, "_step", step)
+    reads = Reads(*[path] * 6)
+    for _ in range(3):
+        for move in reads.start(cache):
+            assert move.result(PATIENCE).nbytes == NBYTES
+    assert all(reads.are_right())
+    assert most == [1]
+    assert drivers
+    ring = ring_of(reads.device)
+    assert len(ring._free) == ring._made
+    assert ring.relays == 0
+    reads.close()
+
+
+def test_direct_reads_under_way_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is asked for more at once gives less."""
+    need("o_direct")
+    seen: list[int] = []
+    plain = relay_pipe.Pipe._harvest
+
+    def harvest(self: relay_pipe.Pipe, *a: Any, **k: Any) -> None:
+        seen.append(sum(u.chunk.direct for u in self._reading.values()))
+        plain(self, *a, **k)
+
+    monkeypatch.setattr(relay_pipe.Pipe, "_harvest", harvest)
+    reads = Reads(path, path)
+    for move in reads.start("avoid"):
+        move.result(PATIENCE)
+    assert all(reads.are_right())
+    assert 1 < max(seen) <= relay_pipe.MOST_DIRECT
+    reads.close()
+
+
+def test_a_transfer_that_fails_takes_nobody_with_it(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.bin"
+    other.write_bytes(os.urandom(NBYTES))
+    fill, take = uring_relay.UringRelay._fill, uring.Ring.take
+
+    def broken(
+        self: uring_relay.UringRelay, slot: int, file_offset: int, nbytes: int, lead: int, **k: Any
+    ) -> Any:
+        if self.target.filename == str(other) and file_offset >= 10 * MIB:
+            return 0, False, OSError(errno.EIO, "broken")
+        return fill(self, slot, file_offset, nbytes, lead, **k)
+
+    def short(self: uring.Ring) -> Any:
+        ends = take(self)
+        ends["result"][:] = -errno.EIO
+        return ends
+
+    monkeypatch.setattr(uring_relay.UringRelay, "_fill", broken)
+    monkeypatch.setattr(uring.Ring, "take", short)
+    reads = Reads(path, other, path)
+    for _ in range(5):
+        one, two, three = reads.start()
+        assert one.result(PATIENCE).nbytes == three.result(PATIENCE).nbytes == NBYTES
+        with pytest.raises(TransferError) as caught:
+            two.result(PATIENCE)
+        assert caught.value.filename == str(other)
+        assert reads.are_right()[0]
+        assert reads.are_right()[2]
+    reads.close()
+
+
+def test_a_kernel_ring_that_fails_ends_everybody_s_transfer_and_the_next_ones_have_another(
+    path: Path,
+) -> None:
+    ring = ring_of(nobounce.Device("sim:0"))
+    reads = Reads(*[path] * 4)
+    plain, left = uring.Ring.enter, [5]
+
+    def enter(self: uring.Ring, *a: Any, **k: Any) -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            raise OSError(errno.ENXIO, "no such ring")
+        plain(self, *a, **k)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uring.Ring, "enter", enter)
+        ends = [move.exception(PATIENCE) for move in reads.start()]
+    assert any(isinstance(e, OSError) and "no such ring" in str(e) for e in ends)
+    for move in reads.start():
+        assert move.result(PATIENCE).nbytes == NBYTES
+    assert all(reads.are_right())
+    assert len(ring._free) == ring._made
+    assert ring.relays == 0
+    reads.close()
+
+
+def test_a_caller_s_function_that_takes_its_time_holds_nobody_up(path: Path) -> None:
+    """Whoever drives hands the role over before it calls what may not return for long."""
+    device = nobounce.Device("sim:0")
+    reads, done = Reads(path), threading.Event()
+    waited: list[bool] = []
+
+    def progress(backend: str, nbytes: int) -> None:
+        if not waited:
+            waited.append(True)
+            move = reads.start()[0]
+            move.add_done_callback(lambda _: done.set())
+            assert done.wait(PATIENCE), "the other transfer waits for this one's function"
+
+    with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
+        receipt = prepare.transfer(f, "read", buffer, (None, 0, 0), "fallback", "use", progress=progress)
+        assert receipt.nbytes == NBYTES
+        assert buffer.numpy().tobytes() == path.read_bytes()
+    assert waited
+    assert reads.are_right() == [True]
+    reads.close()
+
+
+def test_slots_are_divided_among_sizes_and_the_share_of_each_is_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = ring_of(nobounce.Device("sim:0"))
+    assert ring.fair == ring.most - ring.most // 4
+    with ring.shared(), ring.shared():
+        assert ring.fair == (ring.most - ring.most // 4) // 2
+    held: list[int] = []
+    plain = relay_pipe.Pipe._hold
+
+    def hold(self: relay_pipe.Pipe, slot: tuple[int, int]) -> None:
+        plain(self, slot)
+        held.append(len(self._held))
+
+    monkeypatch.setattr(relay_pipe.Pipe, "_hold", hold)
+    config.override(config.Settings(relay="io_uring", async_buffer_nbytes=2 * bounce.SLOT_NBYTES))
+    reads = Reads(path)
+    assert reads.start()[0].result(PATIENCE).nbytes == NBYTES
+    assert max(held) == 2
+    reads.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "relays", "most"), [(16, 1, 14), (16, 4, 3), (8, 1, 7), (2, 1, 1), (2, 9, 1)]
+)
+def test_kernel_workers_are_as_many_as_cores_allow_however_many_submit(
+    monkeypatch: pytest.MonkeyPatch, cores: int, relays: int, most: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert relay_pipe.workers(relays) == most
