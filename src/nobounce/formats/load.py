@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nobounce.device import Device, default_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
-from nobounce.facts.pagecache import residency
+from nobounce.facts.pagecache import estimate, residency
 from nobounce.formats.columnscan import PART
 from nobounce.formats.header import Header, read_header
 from nobounce.formats.index import ModelFiles, resolve, verify_index
@@ -42,6 +42,8 @@ Progress = Callable[[str, int], None]
 SCRATCH = 16 << 20
 KEEP_OPEN = 16
 PIECE = 128 << 10
+HEAD = 1 << 20
+"""What is asked of the page cache first; the header of most models ends before it."""
 RWF_DONTCACHE = 0x80
 
 
@@ -79,7 +81,11 @@ class Opened:
 
     def _read_header(self) -> Header:
         fd, nbytes = self.file.fileno(), self._identity[2]
-        resident = residency(fd, 0, nbytes).resident_bytes
+        # A look at all of a cached file takes milliseconds, and is not worth it where its head is there.
+        head = min(nbytes, HEAD)
+        resident = residency(fd, 0, head).resident_bytes
+        if resident != head and head < nbytes:
+            resident = residency(fd, 0, nbytes).resident_bytes
         cold = resident == 0
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         try:
@@ -242,7 +248,8 @@ def _load_one(
             build = functools.partial(_hand_out, made, one.header, spot, slab, framework)
             # What only looks at the memory can be made while it is being filled.
             early = not spot.moves and (framework is None or slab.is_host_accessible)
-            ahead = populate_ahead(slab) if _is_cold(file, spot, require, cache) else None
+            if slab.is_host_accessible and _is_cold(file, spot, require, cache):
+                ahead = populate_ahead(slab)
             where = spot.nbytes, spot.file_offset, 0
             meanwhile = build if early else _nothing
             receipt = read_fresh(
@@ -280,8 +287,7 @@ def _is_cold(file: File, spot: Placement, require: Require, cache: Cache) -> boo
     """Whether the read will mostly wait for the disk, so that there is time to make the memory ready beside it."""
     if cache == "avoid" or require == "fastpath":
         return True
-    found = residency(file.fileno(), spot.file_offset, spot.nbytes).resident_bytes or 0
-    return found * 2 < spot.nbytes
+    return estimate(file.fileno(), spot.file_offset, spot.nbytes) < 0.5
 
 
 def _move(slab: Buffer, spot: Placement, device: Device) -> None:

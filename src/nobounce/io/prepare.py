@@ -39,7 +39,7 @@ Where = tuple[int | None, int, int]
 """(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
 
 PAGE = 4096
-KERNEL_SLOTS, KERNEL_CHUNK = 24, 64 << 20
+KERNEL_SLOTS, KERNEL_CHUNK = 24, 256 << 20
 """Slots of the ring that a transfer's one thread keeps full (uring_relay), and bytes it is given at a time."""
 BESIDE_SLOTS = 4
 """Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a few are enough."""
@@ -163,7 +163,8 @@ def make_request(
         earlier_failure=file._failed.get(device.name),
     )
     if cache == "auto" and op == "read" and require == "auto" and size > 0 and file_offset >= 0:
-        request = dataclasses.replace(request, cached=cached_ranges(file.fileno(), file_offset, size))
+        held = cached_ranges(file.fileno(), file_offset, size, engine_for(runtime))
+        request = dataclasses.replace(request, cached=held)
     return request
 
 

@@ -1,8 +1,9 @@
 """Ranges that vendor profilers show: NVTX or roctx, where the process has their library loaded already.
 
 A library that nobody loaded has nobody listening; loading it here would only cost time. NVTX 3 has no library of its own but lives
-inside those that use it: there the Python modules `nvtx` and torch (built for CUDA) are the way in, if they are imported.
-Names are short and bounded.
+inside those that use it: there the Python modules `nvtx` and torch (built for CUDA) are the way in, if they are imported and a
+tool has named itself in the variable that NVTX 3 looks into. Without one its calls do nothing, and telling it of each transfer
+made a small read four times as long for everybody who had imported torch. Names are short and bounded.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from nobounce.io.hooks import Operation
 if TYPE_CHECKING:
     from nobounce.io.batch_group import Group
 
+TOOL = "NVTX_INJECTION64_PATH"
+"""Where a profiler that starts a program puts its own library for NVTX 3 to call."""
 LIBRARIES = (
     ("libnvToolsExt.so", "nvtxRangeStartA", "nvtxRangeEnd"),
     ("librocprofiler-sdk-roctx.so", "roctxRangeStartA", "roctxRangeStop"),
@@ -51,6 +54,8 @@ class Ranges(hooks.Watcher):
 
     @classmethod
     def _of_module(cls) -> Ranges | None:
+        if not os.environ.get(TOOL):
+            return None
         nvtx = sys.modules.get("nvtx")
         if hasattr(nvtx, "start_range"):
             return cls(lambda name: nvtx.start_range(name.decode()), nvtx.end_range)  # type: ignore[union-attr]

@@ -106,3 +106,49 @@ def test_what_cannot_be_sampled_is_unknown() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_an_estimate_looks_at_a_few_places_of_a_large_range(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("cachestat")
+    monkeypatch.setattr(pagecache, "PLACE_NBYTES", 4096)
+    asked: list[int] = []
+    plain = cachestat.cached_nbytes
+
+    def count(descriptor: int, file_offset: int, nbytes: int) -> int:
+        asked.append(nbytes)
+        return plain(descriptor, file_offset, nbytes)
+
+    monkeypatch.setattr(cachestat, "cached_nbytes", count)
+    drop(fd)
+    assert pagecache.estimate(fd, 0, 4 * MIB) == 0
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    os.pread(fd, 2 * MIB, 0)
+    assert 0.4 < pagecache.estimate(fd, 0, 4 * MIB) < 0.7
+    os.pread(fd, 4 * MIB, 0)
+    assert pagecache.estimate(fd, 0, 4 * MIB) == 1
+    assert sum(asked) == 3 * 32 * 4096
+    assert pagecache.estimate(fd, MIB, 4096) == 1
+    assert pagecache.estimate(fd, 0, 0) == 0
+
+
+def test_an_estimate_samples_no_more_than_a_question_where_pages_are_not_counted(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each missed sample has the kernel read something."""
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EPERM, "refused")
+
+    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+    monkeypatch.setattr(pagecache, "PLACE_NBYTES", 4096)
+    seen: list[int] = []
+    plain = pagecache.sample
+
+    def sampled(descriptor: int, file_offset: int, nbytes: int) -> Residency:
+        seen.append(nbytes)
+        return plain(descriptor, file_offset, nbytes)
+
+    monkeypatch.setattr(pagecache, "sample", sampled)
+    os.pread(fd, 4 * MIB, 0)
+    assert pagecache.estimate(fd, 0, 4 * MIB) == 1
+    assert seen == [4 * MIB]

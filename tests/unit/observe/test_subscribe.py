@@ -175,6 +175,24 @@ def test_ranges_go_through_a_library_that_the_process_has_loaded(
     assert said("") == []
 
 
+@pytest.fixture
+def tool_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tool.so")
+
+
+def test_a_module_with_no_tool_behind_it_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody who imports torch has it: each small read would have gone the long way."""
+    fake = SimpleNamespace(range_start=lambda name: 5, range_end=lambda n: None)
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(start_range=lambda name: 5, end_range=print))
+    monkeypatch.setitem(sys.modules, "torch.cuda.nvtx", fake)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0")))
+    monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
+    assert Ranges.if_loaded(os.devnull) is None
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tool.so")
+    assert Ranges.if_loaded(os.devnull) is not None
+
+
+@pytest.mark.usefixtures("tool_listens")
 def test_ranges_go_through_torch_where_it_brings_nvtx_inside_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[object] = []
     fake = SimpleNamespace(range_start=lambda name: said.append(name) or 5, range_end=said.append)
@@ -193,6 +211,7 @@ def test_ranges_go_through_torch_where_it_brings_nvtx_inside_itself(monkeypatch:
     assert said == ["nobounce read 7 B cuda:0", 5]
 
 
+@pytest.mark.usefixtures("tool_listens")
 def test_a_module_that_gives_no_handle_is_not_asked_to_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvtx gives None where no tool listens."""
     ended: list[object] = []
@@ -208,6 +227,7 @@ def test_a_module_that_gives_no_handle_is_not_asked_to_end_it(monkeypatch: pytes
     assert ranges._open == {}
 
 
+@pytest.mark.usefixtures("tool_listens")
 def test_ranges_go_through_a_module_that_is_imported(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[object] = []
     fake = SimpleNamespace(start_range=lambda name: said.append(name) or "handle", end_range=said.append)

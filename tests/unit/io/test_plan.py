@@ -1,0 +1,72 @@
+"""What the page cache holds of a large range is looked at by several threads, and comes out as one thread finds it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from tests.capabilities import need
+
+from nobounce.facts import cachestat, pagecache
+from nobounce.io import plan
+from nobounce.io.engine import Engine
+from nobounce.route.types import CachedRange
+
+MIB = 1 << 20
+NBYTES = 16 * MIB + 777
+
+
+@pytest.fixture
+def fd(tmp_path: Path):  # type: ignore[no-untyped-def]
+    path = tmp_path / "x"
+    path.write_bytes(os.urandom(NBYTES))
+    opened = os.open(path, os.O_RDONLY)
+    os.fsync(opened)
+    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
+    yield opened
+    os.close(opened)
+
+
+@pytest.mark.parametrize("warm", [(0, 0), (0, NBYTES), (5 * MIB, 6 * MIB), (0, 8 * MIB)])
+@pytest.mark.parametrize("where", [(0, NBYTES), (4099, 9 * MIB + 5)])
+def test_in_parts_or_as_a_whole(
+    fd: int, monkeypatch: pytest.MonkeyPatch, warm: tuple[int, int], where: tuple[int, int]
+) -> None:
+    need("cachestat")
+    os.pread(fd, warm[1], warm[0])
+    alone = plan.cached_ranges(fd, *where)
+    monkeypatch.setattr(plan, "SHARED_NBYTES", 2 * MIB)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    pool = Engine()
+    try:
+        for _ in range(20):
+            assert plan.cached_ranges(fd, *where, pool) == alone
+    finally:
+        pool.close()
+
+
+def test_it_is_looked_at_as_a_whole_where_a_look_leaves_pages_behind(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampling has the kernel read what it misses: eight parts would leave eight times as much."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EPERM, "refused")
+
+    asked: list[int] = []
+    plain = pagecache.sample
+    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+    monkeypatch.setattr(
+        pagecache, "sample", lambda fd, at, nbytes: (asked.append(nbytes), plain(fd, at, nbytes))[1]
+    )
+    monkeypatch.setattr(plan, "SHARED_NBYTES", 2 * MIB)
+    os.pread(fd, NBYTES, 0)
+    pool = Engine()
+    try:
+        assert plan.cached_ranges(fd, 0, NBYTES, pool) == (CachedRange(0, NBYTES, True),)
+    finally:
+        pool.close()
+    assert asked == [NBYTES]
