@@ -194,14 +194,6 @@ class Settings:
             origin.append((variable.field, variable.name))
         return cls(**values, origin=tuple(origin))  # type: ignore[arg-type]
 
-    def stream_share(self, otherwise: int) -> int:
-        """Bytes of the bounce ring that one stream may hold; `otherwise` where nobody has said."""
-        said = (
-            self.async_buffer_nbytes != ASYNC_BUFFER_NBYTES
-            or dict(self.origin).get("async_buffer_nbytes", "default") != "default"
-        )
-        return self.async_buffer_nbytes if said else otherwise
-
     def check_contradiction(self) -> None:
         """Raise ConfigError when no backend is left (hipFile B-10: ALLOW=false with FORCE=true fails all I/O)."""
         if self.force_compat_mode and not self.allow_compat_mode:

@@ -143,6 +143,12 @@ def start() -> None:
             importlib.import_module(FILLER).start()
         except (ImportError, OSError) as e:  # no descriptor left, say: no reason to refuse a transfer
             _log.warning("nothing is counted in this process: %s", e)
+        except (
+            RuntimeError
+        ) as e:  # before Python 3.12 an interrupt while a class is being made comes out as this
+            if isinstance(e.__cause__, KeyboardInterrupt):
+                raise e.__cause__ from None
+            raise
         _started_for = os.getpid()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nobounce.buffer import Buffer, as_buffer
-from nobounce.config import ASYNC_BUFFER_NBYTES, settings
+from nobounce.config import ASYNC_BUFFER_NBYTES, Settings, settings
 from nobounce.errors import ArgumentError, InternalError, RouteError
 from nobounce.io import hooks, small
 from nobounce.io.bounce import SLOT_NBYTES, Ring
@@ -209,7 +209,7 @@ def make_job(
             kernel, width, chunk_nbytes = KERNEL_SLOTS, 1, max(chunk_nbytes, KERNEL_CHUNK)
         kernel = min(kernel, -(-request.nbytes // ring.slot_nbytes))
     if ahead and ring is not None:
-        share = request.settings.stream_share(ASYNC_BUFFER_NBYTES if one_call else STREAM_NBYTES)
+        share = _stream_share(request.settings, ASYNC_BUFFER_NBYTES if one_call else STREAM_NBYTES)
         share = min(share, -(-max(1, request.nbytes) // ring.slot_nbytes) * ring.slot_nbytes)
         if kernel:
             kernel = min(kernel, stream_slots(share, ring.slot_nbytes))
@@ -314,6 +314,13 @@ def ring_for(view: Buffer, kind: MemoryKind, pool: Engine) -> Ring | None:
     device = view.device
     reachable = device._runtime.capabilities.host_addressable or kind is not MemoryKind.DEVICE
     return None if reachable else pool.rings.get(device._runtime, device.ordinal)
+
+
+def _stream_share(in_force: Settings, otherwise: int) -> int:
+    """Bytes of the ring that one stream may hold; `otherwise` where nobody has said."""
+    said = in_force.async_buffer_nbytes
+    set_by = dict(in_force.origin).get("async_buffer_nbytes", "default")
+    return said if said != ASYNC_BUFFER_NBYTES or set_by != "default" else otherwise
 
 
 def stream_slots(share_nbytes: int, slot_nbytes: int) -> int:

@@ -242,8 +242,9 @@ class Pipe:
             owner.out -= len(batch.units)
 
     def _abandon(self) -> None:
-        """The kernel may write into what is held for good."""
+        """The kernel may write into what is held for good; it ends what is under way by itself."""
         self._ring.abandon(len(self._held))
+        self._kernel.close()
         for kept in (
             self._held,
             self._free,

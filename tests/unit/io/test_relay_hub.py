@@ -145,8 +145,9 @@ def test_a_transfer_that_fails_takes_nobody_with_it(
 
 
 def test_a_kernel_ring_that_fails_ends_everybody_s_transfer_and_the_next_ones_have_another(
-    path: Path,
+    path: Path, fd_guard: None
 ) -> None:
+    relay_pipe._forget()
     ring = ring_of(nobounce.Device("sim:0"))
     reads = Reads(*[path] * 4)
     plain, left = uring.Ring.enter, [5]
@@ -167,6 +168,7 @@ def test_a_kernel_ring_that_fails_ends_everybody_s_transfer_and_the_next_ones_ha
     assert len(ring._free) == ring._made
     assert ring.relays == 0
     reads.close()
+    relay_pipe._forget()
 
 
 def test_a_caller_s_function_that_takes_its_time_holds_nobody_up(path: Path) -> None:

@@ -151,11 +151,12 @@ def test_closing_gives_back_memory_and_descriptor(fd_guard: None) -> None:
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("io_uring")
 
+    before = mappings()  # relays keep some
     ring = uring.Ring(4)
-    assert mappings() == 2
+    assert mappings() == before + 2
     ring.close()
     ring.close()
-    assert mappings() == 0
+    assert mappings() == before
 
 
 def test_a_kernel_that_forbids_it_leads_to_threads(tmp_path: Path) -> None:

@@ -245,3 +245,17 @@ def test_a_trace_that_cannot_be_written_is_a_config_error() -> None:
     config.override(Settings(trace="/no/such/folder/t.json"))
     with pytest.raises(ConfigError, match="NOBOUNCE_TRACE"):
         hooks.start()
+
+
+def test_an_interrupt_while_counting_is_being_loaded_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.12 it comes out of the making of a class as a RuntimeError."""
+
+    def interrupted(name: str) -> object:
+        raise RuntimeError("Error calling __set_name__ on 'Field' instance") from KeyboardInterrupt()
+
+    monkeypatch.setattr(hooks, "_started_for", 0)
+    monkeypatch.setattr("nobounce.io.hooks.importlib.import_module", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hooks.start()
+    monkeypatch.undo()
+    hooks.start()
