@@ -111,12 +111,21 @@ def test_direct_reads_under_way_are_bounded(path: Path, monkeypatch: pytest.Monk
     reads.close()
 
 
+@pytest.mark.parametrize("share", [4 * MIB, 16 * MIB])
 def test_a_transfer_that_fails_takes_nobody_with_it(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: int
 ) -> None:
     other = tmp_path / "other.bin"
     other.write_bytes(os.urandom(NBYTES))
-    fill, take = uring_relay.UringRelay._fill, uring.Ring.take
+    fill, take, begin = uring_relay.UringRelay._fill, uring.Ring.take, relay_pipe.Pipe._start
+    strays: list[uring_relay.UringRelay] = []
+
+    def start(self: Any, owner: uring_relay.UringRelay, unit: relay_pipe.Unit) -> None:
+        if owner not in self.members or owner.is_over():
+            strays.append(owner)
+        begin(self, owner, unit)
+
+    monkeypatch.setattr(relay_pipe.Pipe, "_start", start)
 
     def broken(
         self: uring_relay.UringRelay, slot: int, file_offset: int, nbytes: int, lead: int, **k: Any
@@ -130,6 +139,7 @@ def test_a_transfer_that_fails_takes_nobody_with_it(
         ends["result"][:] = -errno.EIO
         return ends
 
+    config.override(config.Settings(relay="io_uring", async_buffer_nbytes=share))
     monkeypatch.setattr(uring_relay.UringRelay, "_fill", broken)
     monkeypatch.setattr(uring.Ring, "take", short)
     reads = Reads(path, other, path)
@@ -141,6 +151,7 @@ def test_a_transfer_that_fails_takes_nobody_with_it(
         assert caught.value.filename == str(other)
         assert reads.are_right()[0]
         assert reads.are_right()[2]
+        assert not strays, "nothing is read for one that has failed, or has left"
     reads.close()
 
 
