@@ -191,7 +191,8 @@ class Settings:
                 values[variable.field] = understood
             else:
                 values[variable.field] = _parse(variable, text)
-            origin.append((variable.field, variable.name))
+            asked = variable.zero_is_default and not text.strip().strip("0")
+            origin.append((variable.field, "default" if asked else variable.name))
         return cls(**values, origin=tuple(origin))  # type: ignore[arg-type]
 
     def check_contradiction(self) -> None:

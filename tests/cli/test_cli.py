@@ -466,7 +466,7 @@ def test_a_failed_cp_leaves_the_old_file_whole(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import sys
+import os, sys
 from nobounce.cli.main import main
 from nobounce.io.job import Job
 from nobounce.runtimes import faults
@@ -474,7 +474,7 @@ from nobounce.runtimes import faults
 begin = Job.begin
 def begun(self, *arguments):
     begin(self, *arguments)
-    print("begun", flush=True)
+    os.write(1, b"begun\n")  # whole, also where several threads do
 Job.begin = begun
 with faults.inject(op="read", latency=0.2):
     main()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nobounce.device import Device, default_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
-from nobounce.facts.pagecache import estimate, residency
+from nobounce.facts.pagecache import counted, estimate, residency
 from nobounce.formats.columnscan import PART
 from nobounce.formats.header import Header, read_header
 from nobounce.formats.index import ModelFiles, resolve, verify_index
@@ -83,8 +83,8 @@ class Opened:
         fd, nbytes = self.file.fileno(), self._identity[2]
         # A look at all of a cached file takes milliseconds, and is not worth it where its head is there.
         head = min(nbytes, HEAD)
-        resident = residency(fd, 0, head).resident_bytes
-        if resident != head and head < nbytes:
+        resident = counted(fd, 0, head).resident_bytes
+        if resident is None or (resident != head and head < nbytes):
             resident = residency(fd, 0, nbytes).resident_bytes
         cold = resident == 0
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

@@ -39,8 +39,11 @@ Where = tuple[int | None, int, int]
 """(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
 
 PAGE = 4096
-KERNEL_SLOTS, KERNEL_CHUNK = 24, 256 << 20
-"""Slots of the ring that a transfer's one thread keeps full (uring_relay), and bytes it is given at a time."""
+KERNEL_SLOTS = 24
+"""Slots of the ring that a transfer's one thread keeps full (uring_relay)."""
+KERNEL_CHUNK, KERNEL_CHUNK_CACHED = 64 << 20, 256 << 20
+"""Bytes that it is given at a time. An interrupt waits for the end of them, which from a disk takes its time; from the page cache
+the time between two of them is what counts."""
 BESIDE_SLOTS = 4
 """Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a few are enough."""
 STREAM_NBYTES = KERNEL_SLOTS * SLOT_NBYTES
@@ -206,7 +209,8 @@ def make_job(
         if beside:
             kernel, width = BESIDE_SLOTS, dma + 1
         else:
-            kernel, width, chunk_nbytes = KERNEL_SLOTS, 1, max(chunk_nbytes, KERNEL_CHUNK)
+            kernel, width = KERNEL_SLOTS, 1
+            chunk_nbytes = max(chunk_nbytes, KERNEL_CHUNK_CACHED if all_cached else KERNEL_CHUNK)
         kernel = min(kernel, -(-request.nbytes // ring.slot_nbytes))
     if ahead and ring is not None:
         share = _stream_share(request.settings, ASYNC_BUFFER_NBYTES if one_call else STREAM_NBYTES)

@@ -9,6 +9,7 @@ Only who drives touches slots, units, reads and copies; the lock guards who that
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import weakref
@@ -36,6 +37,7 @@ class Hub(Pipe):
         self._asleep: list[UringRelay] = []
         self.members: list[UringRelay] = []
         self.broken = False
+        self._error: Exception = InterruptedError("the relay was interrupted")
         self._shared = ExitStack()
         self._shared.enter_context(ring.shared())
 
@@ -71,6 +73,8 @@ class Hub(Pipe):
         """`me` drives no longer. Between two chunks it keeps the role: it is back before another thread were awake."""
         with self._mutex:
             if self._driver is me:
+                if not self.broken:
+                    self._rest()
                 self._driver = None
             self._wake_a_driver()
 
@@ -89,14 +93,25 @@ class Hub(Pipe):
         """The kernel's ring failed, or memory for a slot: nobody's transfer goes on, and what is read into is nobody's."""
         with _lock:
             self._unlist()
-        self.broken = True
-        for member in self.members:
-            member.lose(
-                error if isinstance(error, Exception) else InterruptedError("the relay was interrupted")
-            )
+            if isinstance(error, Exception):
+                self._error = error
+            self.broken = True
+            members = list(self.members)
+        for member in members:
+            member.lose(self.failure())
         self._abandon()
         self._shared.close()
         self._wake_the_ready()
+
+    def failure(self) -> Exception:
+        """What broke it, for one member: each raises its own."""
+        try:
+            return copy.copy(self._error)
+        except Exception:  # one that cannot be copied
+            return self._error
+
+    def _is_shared(self) -> bool:
+        return len(self.members) > 1
 
     def _unlist(self) -> None:
         known = _hubs.get(self._ring, {})

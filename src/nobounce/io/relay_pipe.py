@@ -25,6 +25,8 @@ DEPTH = 256
 WAIT_PART, WAIT_NBYTES = 4, 4 << 20
 """A waiting thread sleeps until one in so many of the reads under way has ended, or so many bytes have come: woken for each
 small one it would do little else, and what has come but is not on its way holds memory that could be read into."""
+PEEK = 1e-3
+"""Seconds after which a thread that waits for the kernel looks round, where it waits for others too."""
 MOST_DIRECT = 8
 """Direct reads under way: a disk that is asked for more at once gives less (benchmarks/README.md)."""
 MOST_WORKERS = 14
@@ -81,6 +83,7 @@ class Pipe:
     def _step(self, me: UringRelay) -> None:
         """Do what can be done now, and wait for something unless `me` is ready: the thread that calls is its."""
         self._settle_ended(me)
+        self._drop_the_failed()
         self._start_reads(me)
         if self._reading:
             self._harvest(me, wait=not me.is_ready())
@@ -90,19 +93,24 @@ class Pipe:
             slot = self._ring.acquire(wait=True)
             if slot is not None:
                 self._hold(slot)
-        for owner in list(self._todo):  # before it is told of its failure, which it then forgets
+        self._drop_the_failed()
+
+    def _drop_the_failed(self) -> None:
+        """Before they can tell of their failure, and forget it: they wait for `chunk`."""
+        for owner in list(self._todo):
             if owner.is_over():
-                owner.chunk = None
                 self._todo.remove(owner)
+                owner.chunk = None
 
     def _start_reads(self, me: UringRelay) -> None:
-        while (owner := self._next()) is not None:
+        while len(self._reading) < DEPTH and (owner := self._next()) is not None:
             unit = self._unit(me)
             if unit is None:
                 return
             self._start(owner, unit)
-            if owner.chunk is None:
+            if owner.chunk is not None and owner.begun == owner.chunk.nbytes:
                 self._todo.popleft()
+                owner.chunk = None  # last: its thread may come back with the next one at once
             else:
                 self._todo.rotate(-1)
 
@@ -140,8 +148,6 @@ class Pipe:
         self._reading[number] = unit
         owner.out += 1
         owner.begun += n
-        if owner.begun == chunk.nbytes:
-            owner.chunk = None
 
     def _harvest(self, me: UringRelay, *, wait: bool) -> None:
         """Hand new reads over, and queue the copies of what has been read."""
@@ -156,7 +162,8 @@ class Pipe:
             kernel.put(np.array(self._new, np.uint64))
             self._new.clear()
         some = min(len(self._reading) // WAIT_PART, WAIT_NBYTES // self.unit_nbytes)
-        kernel.enter(max(1, some) if wait else 0)
+        # One file may be slow, or hang: the others' copies and chunks are looked at all the same.
+        kernel.enter(max(1, some) if wait else 0, PEEK if self._is_shared() else None)
         ends = kernel.take()
         if not len(ends):
             return
@@ -230,7 +237,7 @@ class Pipe:
         try:
             if not known:
                 me.calls.sync(batch.event)
-            owner.arrived += batch.pieces
+            owner.arrive(batch.pieces)
             if hooks.watchers:
                 owner.tell(sum(p.nbytes for p in batch.pieces), batch.began)
         except Exception as e:
@@ -256,11 +263,21 @@ class Pipe:
         ):
             kept.clear()
 
-    def _empty(self) -> None:
-        """Nothing is under way: everything goes back."""
+    def _is_shared(self) -> bool:
+        return False
+
+    def _rest(self) -> None:
+        """Give the slots back where nothing is under way: whoever holds some is sure to get on."""
+        if self._reading or self._batches:
+            return
         for slot in self._held:
             self._ring.release(slot)
-        self._held.clear()
+        for kept in (self._held, self._free, self._events):
+            kept.clear()
+
+    def _empty(self) -> None:
+        """Nothing is under way: everything goes back."""
+        self._rest()
         if len(_idle) < KEPT:
             _idle.append(self._kernel)
         else:

@@ -177,28 +177,21 @@ class SmallRead:
             nbytes, file_offset, buffer_offset = self._where
             at = self._address + buffer_offset
             return rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
-        stream = ring.copy_stream()
-        try:
-            slot = ring.acquire(wait=True)
-            return slot is not None and self._relay(ring, slot, stream, host_flags(t))
-        finally:
-            ring.return_stream(stream)
+        return self._relay(ring, host_flags(t), wait=True)
 
     def at_once(self) -> bool:
-        """Do it now, on the caller's own stream: a page-cached read into a stream that has nothing before it needs no gate and
-        no other thread. False: nothing was done."""
-        t, stream = self.target, self.stream
-        ring = t.ring
-        if ring is None or stream is None or self.plan.direct or self.requested > AT_ONCE_NBYTES:
+        """Do it now: a page-cached read in the order of a stream that has nothing before it needs no gate and no other thread.
+
+        False: nothing was done. Not while a large transfer's copies would be waited for.
+        """
+        t, ring = self.target, self.target.ring
+        if ring is None or self.stream is None or self.plan.direct or self.requested > AT_ONCE_NBYTES:
             return False
-        if not t.runtime.stream_is_clear(stream):
-            return False
-        slot = ring.acquire(wait=False)
-        if slot is None:
+        if ring.relays or not t.runtime.stream_is_clear(self.stream):
             return False
         self.begin()
         try:
-            done = self._relay(ring, slot, stream, host_flags(t) | RWF_NOWAIT)
+            done = self._relay(ring, host_flags(t) | RWF_NOWAIT, wait=False)
         except (OSError, NobounceError):
             return False
         if done:
@@ -207,12 +200,16 @@ class SmallRead:
             self.done = True
         return done
 
-    def _relay(self, ring: Ring, slot: tuple[int, int], stream: int, flags: int) -> bool:
-        """Through the slot, which is given back; whether every byte is where it belongs."""
+    def _relay(self, ring: Ring, flags: int, *, wait: bool) -> bool:
+        """Through a slot and a private stream; whether every byte is where it belongs."""
         t = self.target
         nbytes, file_offset, buffer_offset = self._where
-        queued = False
+        stream = ring.copy_stream()
+        slot, queued = None, False
         try:
+            slot = ring.acquire(wait=wait)
+            if slot is None:
+                return False
             if self.plan.direct:
                 lead = file_offset % t.relay_align
                 ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
@@ -232,7 +229,9 @@ class SmallRead:
             if queued:  # the copy may still be under way, and the slot is about to be somebody else's
                 with suppress(DeviceError):
                     t.runtime.stream_sync(stream)
-            ring.release(slot)
+            if slot is not None:
+                ring.release(slot)
+            ring.return_stream(stream)
         return True
 
     def _account(self) -> None:

@@ -29,8 +29,8 @@ MIN_NBYTES = 16 << 20
 class UringRelay(Relay):
     """The share of one transfer, which holds up to `target.kernel_slots` slots of the ring.
 
-    `chunk`, `begun`, `out`, `arrived`, `lost` and what `again` notes belong to whoever drives the hub while this thread
-    waits there; all of them are this thread's own otherwise.
+    Whoever drives the hub changes `out`, `arrived`, `lost` and what `again` notes, whatever this thread does; `chunk` and `begun`
+    are the driver's from `give` until `chunk` is None again.
     """
 
     def __init__(self, target: Target, ring: Ring) -> None:
@@ -87,11 +87,16 @@ class UringRelay(Relay):
         unit.nbytes = moved
         return moved > 0
 
+    def arrive(self, pieces: list[Piece]) -> None:
+        with self._changed.mutex:
+            self.arrived += pieces
+
     def lose(self, error: Exception) -> None:
         """Nothing that is under way will be heard of again."""
         if self.out:
             self.quiesce()
-        self.lost = self.lost or error
+        if self.out or self.chunk is not None:
+            self.lost = self.lost or error
         self.chunk, self.out = None, 0
 
     def quiesce(self) -> None:
@@ -107,24 +112,29 @@ class UringRelay(Relay):
 
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         self.ready()
-        if not self.is_over() and not self._hub.broken:
-            self.chunk, self.begun = chunk, 0
-            self._hub.give(self)
-            self._hub.until(self, self._is_handed_over)
+        hub = self._hub
+        self.begun = 0
+        if not self.is_over() and not hub.broken:
+            self.chunk = chunk
+            hub.give(self)
+            hub.until(self, self._is_handed_over)
+        if hub.broken and self.begun < chunk.nbytes and self.lost is None:
+            self.lost = hub.failure()
         return self._report(), self._end
 
     def _is_handed_over(self) -> bool:
-        return self.chunk is None or self.is_over()
+        return self.chunk is None or self._hub.broken
 
     def _is_quiet(self) -> bool:
-        return self.out == 0
+        return self.out == 0 and (self.chunk is None or self._hub.broken)
 
     def _report(self) -> list[Piece]:
         """What has arrived since the last report. Raises PartialError and what a runtime raised, once each."""
         lost, self.lost = self.lost, None
         if lost is not None:
             raise lost
-        pieces, self.arrived = self.arrived, []
+        with self._changed.mutex:
+            pieces, self.arrived = self.arrived, []
         failure, self._failure = self._failure, None
         if failure is not None:
             raise PartialError(failure[1], pieces, failure[0]) from failure[1]

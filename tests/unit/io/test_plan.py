@@ -10,6 +10,7 @@ import pytest
 from tests.capabilities import need
 
 from nobounce.facts import cachestat, pagecache
+from nobounce.formats.load import Opened
 from nobounce.io import plan
 from nobounce.io.engine import Engine
 from nobounce.route.types import CachedRange
@@ -70,3 +71,38 @@ def test_it_is_looked_at_as_a_whole_where_a_look_leaves_pages_behind(
     finally:
         pool.close()
     assert asked == [NBYTES]
+
+
+def test_a_header_is_no_reason_to_sample_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time would find what the first one had the kernel read, and leave it there."""
+    path = tmp_path / "m.safetensors"
+    header = b'{"a":{"dtype":"U8","shape":[4194304],"data_offsets":[0,4194304]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * MIB))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EPERM, "refused")
+
+    asked: list[int] = []
+    plain = pagecache.sample
+    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+    monkeypatch.setattr(
+        pagecache, "sample", lambda fd, at, nbytes: (asked.append(nbytes), plain(fd, at, nbytes))[1]
+    )
+    Opened(str(path)).file.close()
+    assert asked == [path.stat().st_size]
+
+
+def test_of_a_cached_file_the_header_s_reader_looks_at_the_head_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("cachestat")
+    path = tmp_path / "m.safetensors"
+    header = b'{"a":{"dtype":"U8","shape":[4194304],"data_offsets":[0,4194304]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * MIB))
+    asked: list[int] = []
+    plain = cachestat.cached_nbytes
+    monkeypatch.setattr(
+        cachestat, "cached_nbytes", lambda fd, at, nbytes: (asked.append(nbytes), plain(fd, at, nbytes))[1]
+    )
+    Opened(str(path)).file.close()
+    assert asked == [MIB]

@@ -234,3 +234,94 @@ def test_kernel_workers_are_as_many_as_cores_allow_however_many_submit(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert relay_pipe.workers(relays) == most
+
+
+def test_no_more_reads_are_put_in_than_the_kernel_s_ring_has_room_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ones before would be written over: some reads never happen, others twice."""
+    relay_pipe._forget()
+    monkeypatch.setattr(relay_pipe, "DEPTH", 4)
+    seen: list[int] = []
+    plain = uring.Ring.put
+
+    def put(self: uring.Ring, entries: Any) -> None:
+        seen.append(len(entries))
+        assert len(entries) <= self.room
+        plain(self, entries)
+
+    monkeypatch.setattr(uring.Ring, "put", put)
+    reads = Reads(*[path] * 3)
+    for move in reads.start():
+        assert move.result(PATIENCE).nbytes == NBYTES
+    assert all(reads.are_right())
+    assert max(seen) > 1
+    reads.close()
+    relay_pipe._forget()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_who_waits_for_the_kernel_looks_round_where_others_wait_too(
+    path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """One file may be slow, or hang, and its reads are what the driver waits for."""
+    waits: set[float | None] = set()
+    plain = uring.Ring.enter
+
+    def enter(self: uring.Ring, at_least: int = 0, timeout: float | None = None) -> None:
+        if at_least:
+            waits.add(timeout)
+        plain(self, at_least, timeout)
+
+    monkeypatch.setattr(uring.Ring, "enter", enter)
+    plainly = relay_hub.Hub._is_shared
+    if shared:
+        monkeypatch.setattr(relay_hub.Hub, "_is_shared", lambda self: not plainly(self))
+    reads = Reads(path)
+    assert reads.start()[0].result(PATIENCE).nbytes == NBYTES
+    assert all(reads.are_right())
+    reads.close()
+    assert waits == ({relay_pipe.PEEK} if shared else {None})
+
+
+def test_a_transfer_between_two_chunks_finds_out_that_the_kernel_s_ring_is_broken(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had asked for has arrived; the rest must not come out as the end of the file."""
+    monkeypatch.setattr(prepare, "KERNEL_SLOTS", 1)
+    monkeypatch.setattr(prepare, "KERNEL_CHUNK", 8 * MIB)
+    monkeypatch.setattr(prepare, "KERNEL_CHUNK_CACHED", 8 * MIB)
+    reads, device = Reads(path), nobounce.Device("sim:0")
+    plain, broken = uring.Ring.enter, threading.Event()
+    ends: list[BaseException | None] = []
+
+    def enter(self: uring.Ring, *a: Any, **k: Any) -> None:
+        if broken.is_set():
+            raise OSError(errno.ENXIO, "no such ring")
+        plain(self, *a, **k)
+
+    def progress(backend: str, nbytes: int) -> None:
+        if not ends:
+            broken.set()
+            ends.append(reads.start()[0].exception(PATIENCE))
+            broken.clear()
+
+    monkeypatch.setattr(uring.Ring, "enter", enter)
+    with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
+        with pytest.raises(OSError, match="no such ring") as caught:
+            prepare.transfer(f, "read", buffer, (None, 0, 0), "fallback", "use", progress=progress)
+        assert caught.value is not ends[0], "each has its own"
+        monkeypatch.undo()
+        assert f.read(buffer, require="fallback", cache="use").nbytes == NBYTES
+        assert buffer.numpy().tobytes() == path.read_bytes()
+    assert len(ends) == 1
+    assert isinstance(ends[0], OSError)
+    reads.close()
+
+
+def test_a_share_is_what_was_set_and_0_means_the_default() -> None:
+    def share(text: str | None) -> int:
+        environment = {} if text is None else {"HIPFILE_ASYNC_BUFFER_SIZE": text}
+        return prepare._stream_share(config.Settings.from_environment(environment), 5)
+
+    assert [share(t) for t in (None, "", "0", "00", "16777216", "4096")] == [5, 5, 5, 5, 16 * MIB, 4096]
