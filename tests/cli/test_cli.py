@@ -474,7 +474,7 @@ from nobounce.runtimes import faults
 begin = Job.begin
 def begun(self, *arguments):
     begin(self, *arguments)
-    os.write(1, b"begun\n")  # whole, also where several threads do
+    os.write(1, b"begun\\n")  # whole, also where several threads do
 Job.begin = begun
 with faults.inject(op="read", latency=0.2):
     main()
