@@ -83,7 +83,7 @@ class Bench:
         return statistics.median(self.nbytes / GIB / r["seconds"] for r in rows) if rows else None
 
     def best(self, section: str, start: str) -> str:
-        """The fastest of the ways whose names begin so, or the last of them where nothing was measured."""
+        """The fastest of the ways whose names begin so; `start` itself where there is none."""
         names = [n for n in self.samples.get(section, {}) if n.startswith(start)]
         return max(names, key=lambda n: self.rate(section, n) or 0.0, default=start)
 
@@ -401,9 +401,11 @@ def reread(bench: Bench, args: argparse.Namespace) -> None:
     common.drop(bench.path, everything=False)
     common.warm(bench.path)
     bench.only, kept = ("nobounce", "kvikio"), bench.only
-    bench.race("reread", loaders(bench), lambda: None)
-    two_cores(bench, args, "two-cores, reread", "nobounce,kvikio")
-    bench.only = kept
+    try:
+        bench.race("reread", loaders(bench), lambda: None)
+        two_cores(bench, args, "two-cores, reread", "nobounce,kvikio")
+    finally:
+        bench.only = kept
 
 
 def two_cores(bench: Bench, args: argparse.Namespace, name: str = "two-cores", only: str = "") -> None:

@@ -1,7 +1,7 @@
 """Transfers that relay through one ring at the same time have their reads done by one thread of theirs.
 
 Each thread that waits for the kernel, asks for copies and hands the interpreter's lock to the others takes slots and time from
-them: with eight it came to a third of what one reaches. So the first of them drives: it starts everybody's reads in turns,
+them: eight together came to two thirds of what one reaches. So the first of them drives: it starts everybody's reads in turns,
 queues everybody's copies, each on its owner's stream, and passes the role on when its own transfer is over. The others sleep.
 
 Only who drives touches slots, units, reads and copies; the lock guards who that is and who sleeps.

@@ -31,6 +31,22 @@ def fd(tmp_path: Path):  # type: ignore[no-untyped-def]
     os.close(opened)
 
 
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """cachestat is refused; the sizes of the ranges that are sampled instead."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EPERM, "refused")
+
+    asked: list[int] = []
+    plain = pagecache.sample
+    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+    monkeypatch.setattr(
+        pagecache, "sample", lambda fd, at, nbytes: (asked.append(nbytes), plain(fd, at, nbytes))[1]
+    )
+    return asked
+
+
 @pytest.mark.parametrize("warm", [(0, 0), (0, NBYTES), (5 * MIB, 6 * MIB), (0, 8 * MIB)])
 @pytest.mark.parametrize("where", [(0, NBYTES), (4099, 9 * MIB + 5)])
 def test_in_parts_or_as_a_whole(
@@ -50,19 +66,9 @@ def test_in_parts_or_as_a_whole(
 
 
 def test_it_is_looked_at_as_a_whole_where_a_look_leaves_pages_behind(
-    fd: int, monkeypatch: pytest.MonkeyPatch
+    fd: int, sampled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sampling has the kernel read what it misses: eight parts would leave eight times as much."""
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EPERM, "refused")
-
-    asked: list[int] = []
-    plain = pagecache.sample
-    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
-    monkeypatch.setattr(
-        pagecache, "sample", lambda fd, at, nbytes: (asked.append(nbytes), plain(fd, at, nbytes))[1]
-    )
     monkeypatch.setattr(plan, "SHARED_NBYTES", 2 * MIB)
     os.pread(fd, NBYTES, 0)
     pool = Engine()
@@ -70,26 +76,16 @@ def test_it_is_looked_at_as_a_whole_where_a_look_leaves_pages_behind(
         assert plan.cached_ranges(fd, 0, NBYTES, pool) == (CachedRange(0, NBYTES, True),)
     finally:
         pool.close()
-    assert asked == [NBYTES]
+    assert sampled == [NBYTES]
 
 
-def test_a_header_is_no_reason_to_sample_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_is_no_reason_to_sample_twice(tmp_path: Path, sampled: list[int]) -> None:
     """The second time would find what the first one had the kernel read, and leave it there."""
     path = tmp_path / "m.safetensors"
     header = b'{"a":{"dtype":"U8","shape":[4194304],"data_offsets":[0,4194304]}}'
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * MIB))
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EPERM, "refused")
-
-    asked: list[int] = []
-    plain = pagecache.sample
-    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
-    monkeypatch.setattr(
-        pagecache, "sample", lambda fd, at, nbytes: (asked.append(nbytes), plain(fd, at, nbytes))[1]
-    )
     Opened(str(path)).file.close()
-    assert asked == [path.stat().st_size]
+    assert sampled == [path.stat().st_size]
 
 
 def test_of_a_cached_file_the_header_s_reader_looks_at_the_head_alone(
