@@ -25,6 +25,7 @@ from nobounce.checks import cures
 from nobounce.cli import check, topology
 from nobounce.cli.main import app
 from nobounce.runtimes import faults
+from pace import assert_takes_under
 from trees import Tree, ready_amd
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -428,12 +429,13 @@ def _hundred() -> Tree:
 def test_a_machine_with_100_mounts_takes_under_300_ms(on: Run) -> None:
     for arguments in (["check", "-q"], ["check", "/m7", "-q"]):
         tree = _hundred().file("/m7/x").file("/m7", kind=stat.S_IFDIR)
-        samples = []
-        for _ in range(3):
+
+        def checking(tree: Any = tree, arguments: list[str] = arguments) -> float:
             begin = time.perf_counter()
             assert on(tree, *arguments).exit_code == 0
-            samples.append(time.perf_counter() - begin)
-        assert min(samples) < 0.3, samples
+            return time.perf_counter() - begin
+
+        assert_takes_under(0.3, checking, tries=10)
 
 
 def test_a_hundred_mounts_of_one_device_are_tried_once(on: Run) -> None:

@@ -24,6 +24,7 @@ from nobounce.errors import RouteError
 from nobounce.facts.source import LiveSource, RecordingSource
 from nobounce.route.types import DirectFacts, MemoryKind
 from nobounce.runtimes import sim
+from pace import assert_takes_under
 
 MIB = 1 << 20
 EXPECTED = {
@@ -218,9 +219,10 @@ def test_the_stack_is_not_looked_up_for_devices_that_do_no_p2p(disks: Machine) -
 def test_a_live_check_takes_under_300_ms(disks: Machine) -> None:
     for name in EXPECTED:
         disks.get(name)
-    samples = []
-    for _ in range(3):
+
+    def checking() -> float:
         begin = time.perf_counter()
         CliRunner().invoke(app, ["check", "-q"])
-        samples.append(time.perf_counter() - begin)
-    assert min(samples) < 0.3, samples
+        return time.perf_counter() - begin
+
+    assert_takes_under(0.3, checking, tries=10)

@@ -22,7 +22,8 @@ from formats_corpus import entry, file_bytes, parse, spellings
 
 from nobounce import errors
 from nobounce.formats import fastscan
-from nobounce.formats.header import HEADER_LIMIT, Header, parse_header, read_header, read_header_of
+from nobounce.formats.header import HEADER_LIMIT, parse_header, read_header, read_header_of
+from pace import assert_takes_under
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -681,20 +682,17 @@ def many(count: int) -> tuple[bytes, int]:
     return ("{" + ",".join(parts) + "}").encode(), at
 
 
-def test_20000_tensors_are_read_fast(capsys: pytest.CaptureFixture[str]) -> None:
+def test_20000_tensors_are_read_fast() -> None:
     raw, data_nbytes = many(20_000)
-    seconds = []
-    header: Header | None = None
-    for _ in range(5):
+
+    def reading() -> float:
         begin = time.perf_counter()
         header = parse_header(raw, path="m", file_nbytes=8 + len(raw) + data_nbytes, data_offset=8 + len(raw))
-        seconds.append(time.perf_counter() - begin)
-    assert header is not None
-    assert len(header.tensors) == 20_000
-    figures = ", ".join(f"{s * 1e3:.1f}" for s in seconds)
-    with capsys.disabled():
-        print(f"\n20,000 tensors, header of {len(raw):,} bytes: {figures} ms")
-    assert min(seconds) < 0.4
+        seconds = time.perf_counter() - begin
+        assert len(header.tensors) == 20_000
+        return seconds
+
+    assert_takes_under(0.4, reading, tries=10)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
