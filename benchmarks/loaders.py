@@ -278,6 +278,7 @@ class Runai(Loader):
 LOADERS: dict[str, type[Loader]] = {
     kind.name: kind
     for kind in (
+        Direct,  # beside nobounce, whose floor it is: on a bursty disk neighbours compare best
         Nobounce,
         NobounceNumpy,
         NobounceTorch,
@@ -287,7 +288,6 @@ LOADERS: dict[str, type[Loader]] = {
         SafetensorsNumpy,
         ReadInto,
         ReadIntoBytearray,
-        Direct,
         FastSafetensors,
         Runai,
         SafetensorsLazy,

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import common
 import numpy as np
 from common import GIB, Refused
-from races import rotations
+from races import rounds
 from random_read import make_file
 
 SCHEMA, VERSION = "nobounce.benchmarks.streams", 1
@@ -186,7 +186,7 @@ def measure(args: argparse.Namespace) -> int:
             try:
                 for state in STATES:
                     race.run(state, STREAMS[-1], -1)  # starts threads and makes bounce slots
-                    for run, streams in rotations([str(n) for n in (0, *STREAMS)], args.runs):
+                    for run, streams in rounds([str(n) for n in (0, *STREAMS)], args.runs):
                         samples.append(race.run(state, int(streams), run))
                     report(samples, device, state)
             finally:

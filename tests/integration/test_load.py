@@ -18,6 +18,7 @@ from capabilities import as_nobody, need
 from filesystems import Machine
 from nobounce import config, reaper
 from nobounce.errors import FileChangedError, FileError, FormatError, RouteError, TransferError
+from nobounce.formats import load
 from nobounce.runtimes import faults, rawio
 from pages import resident
 
@@ -407,6 +408,25 @@ def test_a_model_of_many_tensors_is_handed_out_while_it_is_read(tmp_path: Path) 
             model = nobounce.load(path, device="cpu", framework=framework)  # type: ignore[arg-type]
             assert list(model) == list(tensors)
             assert all(model[name].tobytes() == data for name, (_, _, data) in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("pad", "mib", "cold", "told"),
+    [(1 << 20, 64, True, 1), (0, 64, True, 0), (1 << 20, 1, True, 0), (1 << 20, 64, False, 0)],
+    ids=["long", "short header", "little data", "cached"],
+)
+def test_threads_are_started_while_the_disk_brings_a_long_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pad: int, mib: int, cold: bool, told: int
+) -> None:
+    need("cachestat")
+    path = model_file(tmp_path / "m.safetensors", {"x": ("U8", [mib * MIB], os.urandom(MIB) * mib)}, pad=pad)
+    if not cold:
+        path.read_bytes()
+    calls = []
+    monkeypatch.setattr(load, "get_ready", lambda runtime: calls.append(runtime.name))
+    model = nobounce.load(path, device="cpu")
+    assert calls == ["cpu"] * told
+    assert model["x"].tobytes()[-4:] == path.read_bytes()[-4:]
 
 
 def test_peak_memory_grows_by_the_tensors_and_little_more(tmp_path: Path) -> None:

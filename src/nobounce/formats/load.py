@@ -25,8 +25,8 @@ from nobounce.formats.index import ModelFiles, resolve, verify_index
 from nobounce.formats.placement import Placement, check_align, place, rounds
 from nobounce.io.file import File
 from nobounce.io.file import open as open_file
-from nobounce.io.fresh import read_fresh
-from nobounce.io.populate import Populate, populate_ahead
+from nobounce.io.fresh import get_ready, read_fresh
+from nobounce.io.populate import MIN_NBYTES, Populate, populate_ahead
 from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require
 from nobounce.tensor import Tensor
@@ -61,11 +61,15 @@ class Model(dict[str, Any]):
     warnings: tuple[str, ...]
 
 
+def _nothing() -> None:
+    return None
+
+
 class Opened:
     """A checked file of the model; descriptors are bounded, so it may be closed and opened again."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, meanwhile: Callable[[], None] = _nothing) -> None:
+        self.path, self._meanwhile = path, meanwhile
         self.file = open_file(path)
         try:
             self._identity = self._look()
@@ -90,15 +94,19 @@ class Opened:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         try:
             reader = _QuietReader(fd, 0 if cold or resident == nbytes else RWF_DONTCACHE)
-            return read_header(reader, path=self.path, file_nbytes=nbytes, announce=self._fetch)
+            return read_header(
+                reader, path=self.path, file_nbytes=nbytes, announce=functools.partial(self._fetch, cold)
+            )
         finally:
             if cold:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _fetch(self, data_offset: int) -> None:
+    def _fetch(self, cold: bool, data_offset: int) -> None:
         """Have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
         if data_offset > PIECE:
             os.posix_fadvise(self.file.fileno(), 0, data_offset, os.POSIX_FADV_WILLNEED)
+            if cold and self._identity[2] - data_offset >= MIN_NBYTES:
+                self._meanwhile()
 
     def _check(self) -> None:
         now = self._look()
@@ -150,8 +158,9 @@ class _QuietReader:
         return os.pread(self._fd, nbytes, self._position)
 
 
-def open_model(paths: Paths) -> tuple[ModelFiles, list[Opened]]:
-    """Resolve `paths` and read and check every header. At most `KEEP_OPEN` files stay open.
+def open_model(paths: Paths, meanwhile: Callable[[], None] = _nothing) -> tuple[ModelFiles, list[Opened]]:
+    """Resolve `paths` and read and check every header. At most `KEEP_OPEN` files stay open. `meanwhile` is called while a disk
+    brings a long header, if there is much behind it.
 
     Raises FileError, FormatError and ArgumentError; on an error nothing stays open.
     """
@@ -159,7 +168,7 @@ def open_model(paths: Paths) -> tuple[ModelFiles, list[Opened]]:
     opened: list[Opened] = []
     try:
         for shard in files.shards:
-            one = Opened(shard.path)
+            one = Opened(shard.path, meanwhile)
             opened.append(one)
             if len(files.shards) > KEEP_OPEN:
                 one.file.close()
@@ -203,7 +212,7 @@ def load(
     target = (
         device if isinstance(device, Device) else Device(device) if device is not None else default_device()
     )
-    files, opened = open_model(paths)
+    files, opened = open_model(paths, functools.partial(get_ready, target._runtime))
     model = Model()
     model.device, model.metadata = target, {}
     model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))
@@ -277,10 +286,6 @@ def _load_one(
             slab.close()
     # The request was rounded up past the end of the file.
     return dataclasses.replace(receipt, requested=spot.needed)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _is_cold(file: File, spot: Placement, require: Require, cache: Cache) -> bool:

@@ -6,6 +6,7 @@ idle: many streams held at their gates cost nothing, and N transfers under way a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import deque
@@ -76,6 +77,15 @@ class Work(Protocol):
     def work(self) -> None: ...
 
 
+class _Nothing:
+    """What threads that are started ahead of their work find to do."""
+
+    tickets = 1
+
+    def work(self) -> None:
+        return None
+
+
 class _Start:
     """A thread being started; `sure` once it is certain to run."""
 
@@ -140,6 +150,12 @@ class Engine:
         except (RuntimeError, MemoryError) as e:
             if isinstance(e, NobounceError):
                 raise
+
+    def start_threads(self, count: int) -> None:
+        """Have `count` threads started or idle already, for work that is about to come. None where none can be started: the
+        work will say so."""
+        with contextlib.suppress(RuntimeError, MemoryError):
+            self._offer(_Nothing(), count)
 
     def close(self) -> None:
         """Let idle threads end; jobs under way finish. A closed engine takes no more work."""

@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
+from nobounce.io.engine import engine_for
 from nobounce.io.prepare import Where, transfer
 from nobounce.io.receipt import Receipt
 from nobounce.route.types import Cache, Require
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from nobounce.io.file import File
     from nobounce.io.job import Job
     from nobounce.io.target import Chunk
+    from nobounce.runtimes.base import Runtime
 
 
 SMALL = 1 << 20
@@ -33,6 +36,13 @@ DIRECT_NBYTES = 16 << 20
 
 TAIL_NBYTES = 4 << 20
 """The last chunks are cut to this, so that the threads end together and no disk waits for the last of them."""
+
+
+def get_ready(runtime: Runtime) -> None:
+    """Start the threads of a large read that is about to come, where it can be told: in the time that a disk takes for something
+    else, it costs none."""
+    if runtime.scheduler is THREADS and runtime.capabilities.host_addressable:
+        engine_for(runtime).start_threads(settings().io_threads or DIRECT_WIDTH + 1)
 
 
 class _Together:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -110,6 +111,31 @@ def test_without_any_thread_the_caller_is_told_and_nothing_stays_queued(pools: l
     pool.submit(later)
     assert later.all_done.wait(30)
     assert refused.done == 0, "its tickets were taken back"
+
+
+def test_threads_started_ahead_serve_what_comes_and_no_other_is_started(pools: list[Engine]) -> None:
+    scheduler = Scarce(3)
+    pool = Engine(scheduler)
+    pools.append(pool)
+    pool.start_threads(3)
+    assert scheduler.left == 0
+    until = time.monotonic() + 30
+    while pool._idle < 3 and time.monotonic() < until:
+        time.sleep(0.001)
+    hold = threading.Event()
+    parts = [Counted(1, hold) for _ in range(3)]
+    for part in parts:
+        pool.submit(part)
+    assert all(part.begun.wait(30) for part in parts)
+    hold.set()
+    assert scheduler.refused == 0, "all three were there"
+
+
+def test_threads_that_cannot_be_started_ahead_are_no_error(pools: list[Engine]) -> None:
+    pool = Engine(Scarce(0))
+    pools.append(pool)
+    pool.start_threads(3)
+    assert not pool._tickets
 
 
 def test_who_works_himself_needs_no_thread(pools: list[Engine]) -> None:
