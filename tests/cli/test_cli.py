@@ -483,7 +483,17 @@ with faults.inject(op="read", latency=0.2):
 
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
 @pytest.mark.parametrize("verb", ["cp", "load"])
-def test_ctrl_c_is_one_line_130_and_leaves_no_half_file(tmp_path: Path, verb: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "ended by SIGTERM"),
+        (signal.SIGHUP, "ended by SIGHUP"),
+    ],
+)
+def test_a_signal_that_ends_is_one_line_128_and_its_number_and_leaves_no_half_file(
+    tmp_path: Path, verb: str, device: str, number: signal.Signals, words: str
+) -> None:
     dest, source = tmp_path / "d", tmp_path / "m.safetensors"
     dest.write_bytes(b"old")
     nbytes = 256 * MIB
@@ -495,10 +505,10 @@ def test_ctrl_c_is_one_line_130_and_leaves_no_half_file(tmp_path: Path, verb: st
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n"
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         _, told = child.communicate(timeout=60)
-    assert told == f"nobounce {verb}: interrupted\n"
-    assert child.returncode == 130
+    assert told == f"nobounce {verb}: {words}\n"
+    assert child.returncode == 128 + number
     assert sorted(os.listdir(tmp_path)) == ["d", "m.safetensors"]
     assert dest.read_bytes() == b"old"
 

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import statistics
 import struct
 import tempfile
@@ -62,7 +61,6 @@ def command(
             raise ArgumentError(
                 f"{printable(folder)} has no room for {3 * nbytes} bytes: choose a smaller --size"
             )
-        old = signal.signal(signal.SIGTERM, _interrupt)
         try:
             with tempfile.TemporaryDirectory(prefix=".nobounce-bench-", dir=folder) as scratch:
                 data = measure(scratch, target, nbytes, rounds, (lambda _: None) if as_json else say)
@@ -70,8 +68,6 @@ def command(
             if isinstance(e, NobounceError):
                 raise
             raise FileError.from_oserror(e, folder, "measure in") from e
-        finally:
-            signal.signal(signal.SIGTERM, old)
         made = document("bench", folder=folder, device=target.name, **data)
         if output is not None:
             try:
@@ -84,11 +80,6 @@ def command(
         return DONE
 
     raise typer.Exit(run("bench", as_json, action))
-
-
-def _interrupt(*_: object) -> None:
-    """Leave through every `finally`, so that the files go."""
-    raise KeyboardInterrupt
 
 
 def choose_size(folder: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -21,7 +22,7 @@ from nobounce.cli import (
     topology,
     trace,
 )
-from nobounce.cli.output import INTERRUPTED, complain
+from nobounce.cli.output import end_by, ended
 
 app = typer.Typer(
     name="nobounce",
@@ -67,21 +68,24 @@ def main() -> None:
     """Entry point of the `nobounce` command."""
     if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
         sys.argv[0] = "nobounce"  # what reports and traces then call it
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # as nohup leaves it, it stays
+            signal.signal(number, end_by)
     try:
         app()
     except (KeyboardInterrupt, SystemExit) as e:
-        if not _interrupted(e):
+        asked = _interrupt_behind(e)
+        if asked is None:
             raise
-        complain("nobounce: interrupted")  # before a verb has begun
-        sys.exit(INTERRUPTED)
+        sys.exit(ended("nobounce", asked))  # before a verb has begun
 
 
-def _interrupted(error: BaseException) -> bool:
-    """Whether an interrupt that nobody has told of is behind it: typer ends by 130 without a word."""
-    asked = error.__context__
-    return isinstance(error, KeyboardInterrupt) or (
-        asked is not None and isinstance(asked.__cause__, KeyboardInterrupt)
-    )
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt behind it that nobody has told of, if there is one: typer ends by 130 without a word."""
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    cause = None if error.__context__ is None else error.__context__.__cause__
+    return cause if isinstance(cause, KeyboardInterrupt) else None
 
 
 if __name__ == "__main__":

@@ -192,6 +192,20 @@ class Ring:
             self._free.append(slot)
             self._changed.notify_all()  # some wait for slots, some for streams
 
+    def borrow(self) -> tuple[int, tuple[int, int]] | None:
+        """A copy stream and a slot that are there, for whoever waits for nothing; None too while a large relay is at work."""
+        with self._changed.mutex:
+            if not self._streams or self._relays or len(self._free) <= self.wanted:
+                return None
+            return self._streams.pop(), self._free.pop()
+
+    def give_back(self, stream: int, slot: tuple[int, int]) -> None:
+        """What `borrow` gave."""
+        with self._changed.mutex:
+            self._streams.append(stream)
+            self._free.append(slot)
+            self._changed.notify_all()
+
     def abandon(self, slots: int) -> None:
         """So many slots never come back, because something may write into them for good: others may be made for them."""
         with self._changed.mutex:

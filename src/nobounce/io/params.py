@@ -51,6 +51,8 @@ def _is_scalar_array(parameter: Any) -> bool:
 
 def read(parameter: Any, name: str) -> int:
     """The parameter's value now. Raises ArgumentError for anything that holds no integer."""
+    if type(parameter) is int:  # nearly always, and looking for attributes that are not there takes its time
+        return parameter
     held = parameter.value if hasattr(parameter, "value") and not isinstance(parameter, int) else parameter
     try:
         return operator.index(held[()] if _is_scalar_array(held) else held)

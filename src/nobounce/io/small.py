@@ -25,7 +25,6 @@ from nobounce.runtimes import faults, rawio
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
-    from nobounce.io.bounce import Ring
     from nobounce.io.file import File
     from nobounce.io.job import Job
 
@@ -177,7 +176,17 @@ class SmallRead:
             nbytes, file_offset, buffer_offset = self._where
             at = self._address + buffer_offset
             return rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
-        return self._relay(ring, host_flags(t), wait=True)
+        stream = ring.copy_stream()
+        try:
+            slot = ring.acquire(wait=True)
+            if slot is None:
+                return False
+            try:
+                return self._relay(stream, slot[0], host_flags(t))
+            finally:
+                ring.release(slot)
+        finally:
+            ring.return_stream(stream)
 
     def at_once(self) -> bool:
         """Do it now: a page-cached read in the order of a stream that has nothing before it needs no gate and no other thread.
@@ -187,51 +196,49 @@ class SmallRead:
         t, ring = self.target, self.target.ring
         if ring is None or self.stream is None or self.plan.direct or self.requested > AT_ONCE_NBYTES:
             return False
-        if ring.relays or not t.runtime.stream_is_clear(self.stream):
+        if not t.runtime.stream_is_clear(self.stream):
             return False
-        self.begin()
+        mine = None
         try:
-            done = self._relay(ring, host_flags(t) | RWF_NOWAIT, wait=False)
+            mine = ring.borrow()
+            if mine is None:
+                return False
+            self.started_at = THREADS.now()
+            done = self._relay(mine[0], mine[1][0], host_flags(t) | RWF_NOWAIT)
         except (OSError, NobounceError):
             return False
+        finally:
+            if mine is not None:
+                ring.give_back(*mine)
         if done:
             self.ended_at = THREADS.now()
             self._account()
             self.done = True
         return done
 
-    def _relay(self, ring: Ring, flags: int, *, wait: bool) -> bool:
-        """Through a slot and a private stream; whether every byte is where it belongs."""
+    def _relay(self, stream: int, slot: int, flags: int) -> bool:
+        """Through a slot and a private stream, in which nothing is left; whether every byte is where it belongs."""
         t = self.target
         nbytes, file_offset, buffer_offset = self._where
-        stream = ring.copy_stream()
-        slot, queued = None, False
+        if self.plan.direct:
+            lead = file_offset % t.relay_align
+            ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
+            got = rawio.read_plain(t.relay_fd, slot, ask, file_offset - lead)
+        else:
+            lead = 0
+            got = rawio.read_plain(t.buffered_fd, slot, nbytes, file_offset, flags)
+        if got < lead + nbytes:
+            return False
+        copied = False
         try:
-            slot = ring.acquire(wait=wait)
-            if slot is None:
-                return False
-            if self.plan.direct:
-                lead = file_offset % t.relay_align
-                ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
-                got = rawio.read_plain(t.relay_fd, slot[0], ask, file_offset - lead)
-            else:
-                lead = 0
-                got = rawio.read_plain(t.buffered_fd, slot[0], nbytes, file_offset, flags)
-            if got < lead + nbytes:
-                return False
             with t.runtime.copy_calls(t.device) as calls:
-                queued = True
-                calls.copy(self._address + buffer_offset, slot[0] + lead, nbytes, stream)
-                calls.record(slot[1], stream)
-                calls.sync(slot[1])
-                queued = False
+                calls.copy(self._address + buffer_offset, slot + lead, nbytes, stream)
+                calls.finish(stream)
+            copied = True
         finally:
-            if queued:  # the copy may still be under way, and the slot is about to be somebody else's
+            if not copied:  # the copy may still be under way, and the slot is about to be somebody else's
                 with suppress(DeviceError):
                     t.runtime.stream_sync(stream)
-            if slot is not None:
-                ring.release(slot)
-            ring.return_stream(stream)
         return True
 
     def _account(self) -> None:

@@ -19,7 +19,7 @@ from nobounce.io.prepare import make_job, make_request, memory_of, small_read
 from nobounce.io.quiet import KnownGate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
-from nobounce.io.transfer import Transfer
+from nobounce.io.transfer import Transfer, ended
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, Op, Request, Require, Route
 from nobounce.stream import Stream, as_stream
@@ -156,19 +156,19 @@ def _small(
     on: Stream,
     release: Callable[[], None],
 ) -> Transfer:
+    read: Any = small_read(file, view, plan, *what, stream=on.handle)
+    if read.at_once():
+        release()
+        return ended(pool, read.receipt)
     ring = plan.target.ring
     if ring is not None:
         ring.prepare(1, 1)
-    read: Any = small_read(file, view, plan, *what, stream=on.handle)
 
     def make(on_done: Callable[[Any], None]) -> Any:
         read.begin(on_done)
         return read
 
     transfer = Transfer(pool, make, release)
-    if read.at_once():
-        transfer._finished(read)
-        return transfer
     transfer._small = True
     if hooks.observers:
         nbytes = what[0][0]
@@ -195,7 +195,7 @@ def _values(given: Params, view: Buffer) -> tuple[int, int, int]:
 
 def _late(given: Params, flags: StreamFlags) -> bool:
     return (
-        (params.is_late(given.nbytes) and not flags & StreamFlags.FIXED_NBYTES)
+        (given.nbytes is not None and params.is_late(given.nbytes) and not flags & StreamFlags.FIXED_NBYTES)
         or (params.is_late(given.file_offset) and not flags & StreamFlags.FIXED_FILE_OFFSET)
         or (params.is_late(given.buffer_offset) and not flags & StreamFlags.FIXED_BUFFER_OFFSET)
     )

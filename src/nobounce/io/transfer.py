@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from nobounce.clock import THREADS
 from nobounce.errors import InternalError, NobounceError, TransferCancelledError, TransferTimeoutError
 from nobounce.io.receipt import Receipt
 
 if TYPE_CHECKING:
-    from nobounce.clock import Scheduler
+    from nobounce.clock import Condition, Scheduler
     from nobounce.io.engine import Engine
     from nobounce.io.hooks import Subject
     from nobounce.io.job import Job
@@ -34,11 +36,15 @@ class Transfer:
     """A read or write under way. Dropping it loses nothing: the operation goes on and keeps what it needs alive."""
 
     def __init__(
-        self, engine: Engine, make_job: Callable[[Callable[[Job], None]], Job], release: Callable[[], None]
+        self,
+        engine: Engine,
+        make_job: Callable[[Callable[[Job], None]], Job],
+        release: Callable[[], None],
+        changed: Condition | None = None,
     ) -> None:
         self._engine, self._make_job, self._release = engine, make_job, release
         self._scheduler: Scheduler = engine.scheduler
-        self._changed = self._scheduler.condition()
+        self._changed = changed or self._scheduler.condition()
         self._state = _QUEUED
         self._cancelled = False
         self._receipt: Receipt | None = None
@@ -200,6 +206,8 @@ class Transfer:
         gate.open()
 
     def _wait(self, timeout: float | None) -> None:
+        if self._state == _DONE:  # the last thing that is set
+            return
         if timeout is None and self._small and self._state == _QUEUED:
             self._look()
         with self._changed.mutex:
@@ -231,9 +239,28 @@ class Transfer:
             raise
 
 
+def ended(engine: Engine, receipt: Receipt) -> Transfer:
+    """A transfer that was carried out already. Nobody will wait for it, so all of them share one condition."""
+    transfer = Transfer(engine, _spent, _nothing, _unwaited)
+    transfer._receipt, transfer._state = receipt, _DONE
+    return transfer
+
+
 def _spent(_: Callable[[Job], None]) -> Job:
     raise NobounceError("the transfer has ended")
 
 
 def _nothing() -> None:
     return None
+
+
+_unwaited = THREADS.condition()
+
+
+def _forget() -> None:
+    """Whoever held its lock when a process was forked is not in the child."""
+    global _unwaited
+    _unwaited = THREADS.condition()
+
+
+os.register_at_fork(after_in_child=_forget)

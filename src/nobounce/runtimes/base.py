@@ -156,12 +156,14 @@ class DirectIO(ABC):
 
 
 class CopyCalls(NamedTuple):
-    """`copy(dst, src, nbytes, stream)`, `record(event, stream)`, `sync(event)` and `query(event)`, without detours."""
+    """`copy(dst, src, nbytes, stream)`, `record(event, stream)`, `sync(event)`, `query(event)` and `finish(stream)`, which waits for
+    all that is in a stream, without detours."""
 
     copy: Callable[[int, int, int, int], None]
     record: Callable[[int, int], None]
     sync: Callable[[int], None]
     query: Callable[[int], bool]
+    finish: Callable[[int], None]
 
 
 class Runtime(ABC):
@@ -271,7 +273,8 @@ class Runtime(ABC):
 
     def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
         """The calls of a relay, for one thread and many chunks: what can be done once is done on entering."""
-        return nullcontext(CopyCalls(self.copy_async, self.event_record, self.event_sync, self.event_query))
+        events = self.event_record, self.event_sync, self.event_query
+        return nullcontext(CopyCalls(self.copy_async, *events, self.stream_sync))
 
     # streams
 

@@ -158,7 +158,8 @@ class GpuMemory(GpuCore):
             copy(dst, src, nbytes, direction, stream)
 
         a = self._adapter
-        return _Current(self._on(device), CopyCalls(copy_on, a.event_record, a.event_sync, a.event_query))
+        calls = CopyCalls(copy_on, a.event_record, a.event_sync, a.event_query, a.stream_sync)
+        return _Current(self._on(device), calls)
 
     def _direction(self, call: str, kind: int) -> Any:
         direction = self._kinds.get(int(kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.doubles.hip_bindings import HipDouble
 
 import nobounce
 from nobounce.device import Device
-from nobounce.errors import DeviceError, RuntimeStatus
+from nobounce.errors import ClosedError, DeviceError, RuntimeStatus
 from nobounce.io import engine, small
 from nobounce.runtimes import hip
 from nobounce.runtimes.gpu import GpuRuntime
@@ -192,4 +193,46 @@ def test_a_read_past_the_end_is_short_as_behind_a_gate(
     o = Opened(path, runtime, monkeypatch)
     assert o.read(at=NBYTES - 100).result(PATIENCE).nbytes == 100
     assert o.holds(path.read_bytes()[-100:])
+    o.close()
+
+
+def test_it_is_a_transfer_like_any_other(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o = Opened(path, runtime, monkeypatch)
+    moves = [o.read(at=at) for at in (0, 4096)]
+    told: list[nobounce.Transfer] = []
+    for move in moves:
+        move.add_done_callback(told.append)
+        assert (move.exception(0), move.cancel(), move.cancelled(), move.running()) == (
+            None,
+            False,
+            False,
+            False,
+        )
+    assert told == moves
+    assert asyncio.run(_both(moves)) == [m.result(0) for m in moves]
+    assert [m.result().segments[0].file_offset for m in moves] == [0, 4096]
+    o.file.close()  # nothing holds it any more
+    with pytest.raises(ClosedError):
+        o.read()
+    o.buffer.close()
+    assert o.buffer.is_closed
+
+
+async def _both(moves: list[nobounce.Transfer]) -> list[nobounce.Receipt]:
+    return [await move for move in moves]
+
+
+def test_not_while_a_large_transfer_is_relayed(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copies are under way, and the small one's would be waited for behind them."""
+    o = Opened(path, runtime, monkeypatch)
+    with o.ring.shared():
+        assert o.read().result(PATIENCE).nbytes == 4096
+    assert o.gates == 1
+    o.stream.sync()
+    assert o.read().done()
+    assert o.gates == 1
     o.close()
