@@ -513,6 +513,24 @@ def test_a_signal_that_ends_is_one_line_128_and_its_number_and_leaves_no_half_fi
     assert dest.read_bytes() == b"old"
 
 
+def test_under_nohup_a_hangup_ends_nothing(tmp_path: Path) -> None:
+    source, dest = tmp_path / "s", tmp_path / "d"
+    source.write_bytes(os.urandom(MIB))
+    command = [sys.executable, "-c", INTERRUPTED, "cp", str(source), str(dest), "--device", "cpu"]
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, old)
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        child.send_signal(signal.SIGHUP)
+        child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert dest.read_bytes() == source.read_bytes()
+
+
 @pytest.mark.parametrize(
     "where",
     [
