@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,128 +21,11 @@ from typing import Any
 
 import common
 import files
+from common import GIB
+from gpu_floors import floors
+from gpu_ways import Bench, direct_read, loaders
 
-GIB = common.GIB
-# nobounce gives pinned pages back half a second after a load, on a thread of its own: nobody's clock may run then, but the CPU
-# it costs is counted.
-REST_SECONDS = 0.8
-KVIKIO = {True: ((2, 16), (4, 4)), False: ((16, 8), (16, 16), (12, 16))}
-"""(threads, MiB of a task and of a bounce buffer) that kvikio was fastest with, on up to 4 cores and on more."""
 SECTIONS = ("limits", "warm", "cold", "async", "latency", "first", "write", "two-cores", "reread", "tune")
-
-
-class Bench:
-    """What is measured on one file; `samples[section][name]` holds dicts of seconds and CPU seconds."""
-
-    def __init__(self, path: Path, runs: int, device: str) -> None:
-        self.path, self.runs, self.device = path, runs, device
-        self.nbytes = path.stat().st_size
-        self.only: tuple[str, ...] = ()
-        """Beginnings of the names of the loaders to race; empty for all."""
-        self.samples: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        self.notes: dict[str, Any] = {}
-
-    def race(self, section: str, ways: dict[str, Callable[[], Any]], prepare: Callable[[], None]) -> None:
-        """Run the ways in turns, the order rotated; one warming round is not counted."""
-        found = self.samples.setdefault(section, {name: [] for name in ways})
-        names = list(ways)
-        for run in range(self.runs + 1):
-            shift = run % len(names)
-            for name in names[shift:] + names[:shift]:
-                prepare()
-                before = resource.getrusage(resource.RUSAGE_SELF)
-                begin = time.perf_counter()
-                extra = ways[name]()
-                seconds = time.perf_counter() - begin
-                time.sleep(REST_SECONDS)
-                after = resource.getrusage(resource.RUSAGE_SELF)
-                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-                if run:
-                    found[name].append({"seconds": seconds, "cpu": cpu, **(extra or {})})
-        self.show(section)
-
-    def show(self, section: str) -> None:
-        print(f"\n{section}: {self.nbytes / GIB:.2f} GiB")
-        for name, rows in self.samples[section].items():
-            if not rows:
-                continue
-            rates = [self.nbytes / GIB / r["seconds"] for r in rows]
-            cpu = statistics.median(r["cpu"] for r in rows) / (self.nbytes / GIB)
-            every = " ".join(f"{r:.2f}" for r in rates)
-            print(
-                f"  {name:<26} {statistics.median(rates):6.2f} GiB/s  {cpu:.3f} s CPU/GiB  [{every}]",
-                flush=True,
-            )
-            if rows[0].get("route"):
-                print(f"  {'':<26} {rows[0]['route']}")
-
-    def rate(self, section: str, name: str) -> float | None:
-        rows = self.samples.get(section, {}).get(name)
-        return statistics.median(self.nbytes / GIB / r["seconds"] for r in rows) if rows else None
-
-    def best(self, section: str, start: str) -> str:
-        """The fastest of the ways whose names begin so; `start` itself where there is none."""
-        names = [n for n in self.samples.get(section, {}) if n.startswith(start)]
-        return max(names, key=lambda n: self.rate(section, n) or 0.0, default=start)
-
-    def cpu(self, section: str, name: str) -> float | None:
-        rows = self.samples.get(section, {}).get(name)
-        return statistics.median(r["cpu"] for r in rows) if rows else None
-
-
-def loaders(bench: Bench, *, require: str = "auto", cache: str = "auto") -> dict[str, Callable[[], Any]]:
-    """Every way to bring the file to the device that is installed here."""
-    import torch
-
-    path, device = str(bench.path), bench.device
-
-    def nobounce_load() -> dict[str, Any]:
-        import nobounce
-
-        model = nobounce.load(path, device=device, framework="torch", require=require, cache=cache)
-        torch.cuda.synchronize()
-        r = model.receipt
-        return {
-            "route": f"fastpath {r.fastpath_bytes}, fallback {r.fallback_bytes}, cached {r.cached_bytes}, relayed {r.host_traffic_bytes // 2}, evidence {r.evidence}"
-        }
-
-    def safetensors_gpu() -> None:
-        import safetensors.torch
-
-        safetensors.torch.load_file(path, device=device)
-        torch.cuda.synchronize()
-
-    def safetensors_cuda() -> None:
-        import safetensors.torch
-
-        moved = {k: v.to(device) for k, v in safetensors.torch.load_file(path).items()}
-        torch.cuda.synchronize()
-        del moved
-
-    ways: dict[str, Callable[[], Any]] = {"nobounce": nobounce_load}
-    try:
-        import cupy
-        import kvikio
-        import kvikio.defaults
-
-        def kvikio_with(threads: int, mib: int) -> Callable[[], None]:
-            def load() -> None:
-                nbytes = mib << 20
-                tuned = {"num_threads": threads, "task_size": nbytes, "bounce_buffer_size": nbytes}
-                kvikio.defaults.set(tuned)
-                target = cupy.empty(bench.nbytes, cupy.uint8)
-                with kvikio.CuFile(path, "r") as f:
-                    f.pread(target).get()
-
-            return load
-
-        for threads, mib in KVIKIO[len(os.sched_getaffinity(0)) <= 4]:
-            ways[f"kvikio {threads} x {mib} MiB"] = kvikio_with(threads, mib)
-    except ImportError as e:
-        print(f"kvikio is not here: {e}")
-    ways["safetensors .to"] = safetensors_cuda
-    ways["safetensors device="] = safetensors_gpu
-    return {n: way for n, way in ways.items() if not bench.only or n.startswith(bench.only)}
 
 
 def limits(bench: Bench) -> None:
@@ -165,33 +46,37 @@ def limits(bench: Bench) -> None:
     print(
         f"link, pinned host to device: {statistics.median(rates):.2f} GiB/s  [{' '.join(f'{r:.2f}' for r in rates)}]"
     )
+    piece, ring = 4 << 20, 128 << 20
+    rates = []
+    for _ in range(8):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for at in range(0, 8 << 30, piece):
+            at %= ring
+            target[at : at + piece].copy_(pinned[at : at + piece], non_blocking=True)
+        torch.cuda.synchronize()
+        rates.append(8 / (time.perf_counter() - begin))
+    bench.notes["link_4_mib_gibps"] = statistics.median(rates)
+    print(f"the same by copies of 4 MiB from a ring of 128 MiB: {statistics.median(rates):.2f} GiB/s")
+    allocating(bench)
 
 
-def direct_read(bench: Bench, threads: int = 8, block: int = 8 << 20) -> Callable[[], None]:
-    """A plain multi-threaded O_DIRECT read of the whole file into memory that is there already. Raises OSError."""
-    import mmap
+def allocating(bench: Bench) -> None:
+    """Milliseconds to allocate memory for the whole file and to free it again, as each of our loads does."""
+    import nobounce
 
-    blocks = [mmap.mmap(-1, block, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(threads)]
-    for touched in blocks:
-        touched[:] = bytes(block)
-
-    def work(fd: int, first: int, moved: list[int]) -> None:
-        for start in range(first * block, bench.nbytes, threads * block):
-            moved[first] += os.preadv(fd, [blocks[first]], start)
-
-    def read() -> None:
-        moved = [0] * threads
-        fd = os.open(bench.path, os.O_RDONLY | os.O_DIRECT)
-        workers = [threading.Thread(target=work, args=(fd, n, moved)) for n in range(threads)]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-        os.close(fd)
-        if sum(moved) != bench.nbytes:
-            raise OSError(f"read {sum(moved)} of {bench.nbytes} bytes")
-
-    return read
+    device, taken, freed = nobounce.Device(bench.device), [], []
+    for _ in range(5):
+        begin = time.perf_counter()
+        buffer = device.allocate(bench.nbytes)
+        middle = time.perf_counter()
+        buffer.close()
+        taken.append((middle - begin) * 1e3)
+        freed.append((time.perf_counter() - middle) * 1e3)
+    bench.notes["allocate_ms"], bench.notes["free_ms"] = statistics.median(taken), statistics.median(freed)
+    print(
+        f"device memory for the file: {statistics.median(taken):.1f} ms to allocate, {statistics.median(freed):.1f} ms to free"
+    )
 
 
 def verify(bench: Bench, cache: str) -> bool:
@@ -436,74 +321,6 @@ def two_cores(bench: Bench, args: argparse.Namespace, name: str = "two-cores", o
     subprocess.run([*command, "--ways", only], check=False, timeout=300)
     found = json.loads((bench.path.parent / "two.json").read_text())
     bench.samples[name] = found["samples"]["warm"]
-
-
-def floors(bench: Bench) -> list[tuple[str, float | None, str]]:
-    """(what, measured, wanted) of the floors that were measured."""
-
-    def ratio(a: float | None, b: float | None) -> float | None:
-        return a / b if a and b else None
-
-    rate, found = bench.rate, []
-    kvikio, kvikio_two = bench.best("warm", "kvikio"), bench.best("two-cores", "kvikio")
-    best = max(
-        (r for r in (rate("warm", "safetensors .to"), rate("warm", "safetensors device=")) if r), default=None
-    )
-    found.append(
-        (
-            "warm, against kvikio at its best",
-            ratio(rate("warm", "nobounce"), rate("warm", kvikio)),
-            ">= 1.3",
-        )
-    )
-    found.append(("warm, against safetensors", ratio(rate("warm", "nobounce"), best), ">= 10"))
-    found.append(
-        (
-            "warm on 2 cores, against kvikio",
-            ratio(rate("two-cores", "nobounce"), rate("two-cores", kvikio_two)),
-            ">= 3",
-        )
-    )
-    found.append(
-        (
-            "CPU per GiB, of kvikio's",
-            ratio(bench.cpu("warm", "nobounce"), bench.cpu("warm", kvikio)),
-            "<= 1",
-        )
-    )
-    found.append(
-        (
-            "cold, of the plain O_DIRECT read",
-            ratio(rate("cold", "nobounce"), rate("cold", "plain O_DIRECT")),
-            ">= 0.95",
-        )
-    )
-    for n in (1, 4, 8):
-        found.append(
-            (
-                f"async on {n} streams, of sync",
-                ratio(rate("async", f"{n} streams"), rate("async", "sync")),
-                ">= 0.95",
-            )
-        )
-    found.append(
-        (
-            "write + fsync, against safetensors",
-            ratio(rate("write", "nobounce"), rate("write", "safetensors save + fsync")),
-            ">= 1.5",
-        )
-    )
-    first = bench.notes.get("first_use_ms")
-    found.append(("first use, ms", min(first) if first else None, "<= 250"))
-    ordered, plain = bench.notes.get("latency_in stream order_us"), bench.notes.get("latency_pread_us")
-    found.append(
-        (
-            "4 KiB in stream order, us beyond pread",
-            ordered[1] - plain[1] if ordered and plain else None,
-            "<= 60",
-        )
-    )
-    return found
 
 
 def main() -> int:
