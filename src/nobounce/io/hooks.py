@@ -201,7 +201,10 @@ def enter(
 
 
 def begin(operation: Operation, now: float) -> None:
-    operation.started_at = now
+    """The start of an operation. One that has to start over is told once; its time is that of the last start."""
+    again, operation.started_at = operation.started_at is not None, now
+    if again:
+        return
     for watcher in watchers:
         try:
             watcher.started(operation)

@@ -111,11 +111,11 @@ def small_read(
 ) -> small.SmallRead:
     """A small read by its plan, with the whole way to fall back on."""
 
-    def whole() -> Job:
+    def whole(operation: hooks.Operation | None) -> Job:
         request = make_request(file, "read", memory_of(view), view.device, where, require, cache)
         pool = engine_for(view.device._runtime)
-        held = stream is not None
-        return make_job(file, request, judge(request), view, pool, ahead=held, held=held, stream=stream)
+        ways: dict[str, Any] = {"ahead": stream is not None, "held": stream is not None, "stream": stream}
+        return make_job(file, request, judge(request), view, pool, operation=operation, **ways)
 
     return small.SmallRead(plan, view._address, where, stream, whole)
 

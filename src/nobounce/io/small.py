@@ -2,8 +2,8 @@
 
 A 4 KiB read takes 15 us behind a gate of a GPU's stream; to gather its facts, judge them and make a job of chunks takes several
 times that. Where a route does not depend on where in the file a read begins (it falls back for a reason of the file's, the
-device's or the caller's), it is kept with the file. Whatever is out of the ordinary (a short read, an error, somebody who
-watches each transfer) is left to the whole way, which reads again and reports in full.
+device's or the caller's), it is kept with the file. Whatever is out of the ordinary (a short read, an error) is left to
+the whole way, which reads again and reports in full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nobounce.errors import DeviceError, InternalError, NobounceError
 from nobounce.io import hooks
 from nobounce.io.fallback import host_flags
 from nobounce.io.receipt import Receipt, Segment
-from nobounce.io.target import Target
+from nobounce.io.target import Chunk, Target
 from nobounce.route.types import Reason, Refusal, Request, Route
 from nobounce.runtimes import faults, rawio
 
@@ -65,7 +65,7 @@ os.register_at_fork(after_in_child=_forget)
 def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, int, int]) -> Plan | None:
     """The plan for a read of (nbytes, file_offset, buffer_offset), or None: then the whole way decides, and names what is wrong."""
     nbytes, file_offset, buffer_offset = where
-    if not 0 < nbytes <= MOST_NBYTES or hooks.watchers or faults.ACTIVE:
+    if not 0 < nbytes <= MOST_NBYTES or faults.ACTIVE:
         return None
     allocation = view.allocation
     plan = file._plans.get((allocation.device.name, allocation.kind, require, cache))
@@ -122,7 +122,6 @@ def _hard(request: Request, route: Route) -> bool:
 class SmallRead:
     """One read by a plan; to whoever carries it out, counts it or waits for it, it is a `Job`."""
 
-    operation = None
     direct_nbytes = 0
     tickets = 1
 
@@ -132,7 +131,7 @@ class SmallRead:
         address: int,
         where: tuple[int, int, int],
         stream: int | None,
-        whole: Callable[[], Job],
+        whole: Callable[[hooks.Operation | None], Job],
     ) -> None:
         self.plan, self.target, self.refusals = plan, plan.target, plan.refusals
         self._address, self._where, self.stream, self._whole = address, where, stream, whole
@@ -142,11 +141,18 @@ class SmallRead:
         self.error: BaseException | None = None
         self.done = False
         self._on_done: Callable[[Any], None] | None = None
+        self.operation: hooks.Operation | None = None
+        if hooks.watchers:
+            t, (nbytes, file_offset, _) = self.target, where
+            known = t.filename, t.device_name, file_offset, nbytes, stream
+            self.operation = hooks.enter("read", *known, self.queued_at)
 
     def begin(self, on_done: Callable[[Any], None] | None = None) -> None:
         """As `Job.begin`."""
         self._on_done = on_done
         self.started_at = THREADS.now()
+        if self.operation is not None:
+            hooks.begin(self.operation, self.started_at)
 
     def work(self) -> None:
         """Read, and tell whoever waits."""
@@ -162,6 +168,7 @@ class SmallRead:
                 self._do_whole()
         except BaseException as e:
             self.error = e if isinstance(e, Exception) else InternalError("the transfer was interrupted")
+            self.gone(self.error)
             if not isinstance(e, Exception):
                 raise
         finally:
@@ -174,8 +181,11 @@ class SmallRead:
         t, ring = self.target, self.target.ring
         if ring is None:
             nbytes, file_offset, buffer_offset = self._where
-            at = self._address + buffer_offset
-            return rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
+            at, began = self._address + buffer_offset, THREADS.now()
+            whole = rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
+            if whole and hooks.watchers:
+                self._tell(began, THREADS.now())
+            return whole
         stream = ring.copy_stream()
         try:
             slot = ring.acquire(wait=True)
@@ -203,7 +213,7 @@ class SmallRead:
             mine = ring.borrow()
             if mine is None:
                 return False
-            self.started_at = THREADS.now()
+            self.begin()
             done = self._relay(mine[0], mine[1][0], host_flags(t) | RWF_NOWAIT)
         except (OSError, NobounceError):
             return False
@@ -220,6 +230,8 @@ class SmallRead:
         """Through a slot and a private stream, in which nothing is left; whether every byte is where it belongs."""
         t = self.target
         nbytes, file_offset, buffer_offset = self._where
+        watched = bool(hooks.watchers)
+        began = THREADS.now() if watched else 0.0
         if self.plan.direct:
             lead = file_offset % t.relay_align
             ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
@@ -229,7 +241,7 @@ class SmallRead:
             got = rawio.read_plain(t.buffered_fd, slot, nbytes, file_offset, flags)
         if got < lead + nbytes:
             return False
-        copied = False
+        copied, there = False, THREADS.now() if watched else 0.0
         try:
             with t.runtime.copy_calls(t.device) as calls:
                 calls.copy(self._address + buffer_offset, slot + lead, nbytes, stream)
@@ -239,7 +251,21 @@ class SmallRead:
             if not copied:  # the copy may still be under way, and the slot is about to be somebody else's
                 with suppress(DeviceError):
                     t.runtime.stream_sync(stream)
+        if watched:
+            now = THREADS.now()
+            hooks.copied(t.device_name, stream, "read", nbytes, there, now)
+            self._tell(began, now)
         return True
+
+    def _tell(self, began: float, ended: float) -> None:
+        nbytes, file_offset, buffer_offset = self._where
+        chunk = Chunk("fallback", file_offset, buffer_offset, nbytes, self.plan.reason, self.plan.direct)
+        hooks.moved(self, chunk, began, ended)  # type: ignore[arg-type]
+
+    def gone(self, error: BaseException) -> None:
+        """For those who watch: it ended otherwise than by moving bytes."""
+        if self.operation is not None:
+            hooks.leave(self.operation, None, error, THREADS.now())
 
     def _account(self) -> None:
         t = self.target
@@ -260,7 +286,7 @@ class SmallRead:
             hooks.ended(self)  # type: ignore[arg-type]
 
     def _do_whole(self) -> None:
-        job = self._whole()
+        job = self._whole(self.operation)
         job.queued_at = self.queued_at
         job.begin()
         while not job.done:

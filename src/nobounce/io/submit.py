@@ -162,7 +162,11 @@ def _small(
         return ended(pool, read.receipt)
     ring = plan.target.ring
     if ring is not None:
-        ring.prepare(1, 1)
+        try:
+            ring.prepare(1, 1)
+        except BaseException as e:
+            read.gone(e)
+            raise
 
     def make(on_done: Callable[[Any], None]) -> Any:
         read.begin(on_done)
@@ -172,7 +176,9 @@ def _small(
     transfer._small = True
     if hooks.observers:
         nbytes = what[0][0]
-        transfer._subject = hooks.Subject("read", view.device.name, nbytes, on.handle, None, plan.refusals)
+        transfer._subject = hooks.Subject(
+            "read", view.device.name, nbytes, on.handle, read.operation, plan.refusals
+        )
     return transfer
 
 

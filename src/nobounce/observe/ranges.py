@@ -2,8 +2,8 @@
 
 A library that nobody loaded has nobody listening; loading it here would only cost time. NVTX 3 has no library of its own but lives
 inside those that use it: there the Python modules `nvtx` and torch (built for CUDA) are the way in, if they are imported and a
-tool has named itself in the variable that NVTX 3 looks into. Without one its calls do nothing, and telling it of each transfer
-made a small read four times as long for everybody who had imported torch. Names are short and bounded.
+tool has named itself in the variable that NVTX 3 looks into. Without one its calls do nothing and only take their time. Names are
+short and bounded.
 """
 
 from __future__ import annotations

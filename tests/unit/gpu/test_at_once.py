@@ -14,7 +14,7 @@ from tests.doubles.hip_bindings import HipDouble
 import nobounce
 from nobounce.device import Device
 from nobounce.errors import ClosedError, DeviceError, RuntimeStatus
-from nobounce.io import engine, small
+from nobounce.io import engine, hooks, small
 from nobounce.runtimes import hip
 from nobounce.runtimes.gpu import GpuRuntime
 from nobounce.stream import StreamOptions
@@ -235,4 +235,43 @@ def test_not_while_a_large_transfer_is_relayed(
     o.stream.sync()
     assert o.read().done()
     assert o.gates == 1
+    o.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_whoever_watches_is_told_and_sends_it_no_other_way(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A profiler's ranges are always on where its library is mapped. One that has to wait after all has begun once."""
+
+    class Watch(hooks.Watcher):
+        def started(self, operation: hooks.Operation) -> None:
+            told.append("started")
+
+        def exited(self, operation: hooks.Operation) -> None:
+            told.append("exited")
+            seen.append(operation)
+
+    told: list[str] = []
+    seen: list[hooks.Operation] = []
+    o, watch = Opened(path, runtime, monkeypatch), Watch()
+    if fails:
+        plain, left = runtime._adapter.copy_async, [1]
+
+        def failing(*a: Any) -> Any:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise DeviceError("copy_async", RuntimeStatus.Unknown)
+            return plain(*a)
+
+        monkeypatch.setattr(runtime._adapter, "copy_async", failing, raising=False)
+    hooks.add(watch)
+    try:
+        receipt = o.read().result(PATIENCE)
+    finally:
+        hooks.remove(watch)
+    assert told == ["started", "exited"]
+    assert o.gates == int(fails)
+    assert seen[0].started_at == receipt.started_at
+    assert seen[0].receipt is receipt
     o.close()

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,16 @@ import pytest
 
 import nobounce
 from nobounce import config
-from nobounce.errors import ArgumentError, DeviceError, RouteError, RuntimeStatus, TransferError
+from nobounce.errors import (
+    ArgumentError,
+    DeviceError,
+    RouteError,
+    RuntimeStatus,
+    TransferCancelledError,
+    TransferError,
+)
 from nobounce.io import engine, hooks, small
+from nobounce.io.target import Chunk
 from nobounce.runtimes import rawio
 
 NBYTES = 64 << 10
@@ -166,23 +175,91 @@ def test_other_settings_are_judged_anew(path: Path, quick: list[bool]) -> None:
     assert not quick
 
 
-def test_whoever_watches_transfers_sees_each(path: Path, quick: list[bool]) -> None:
-    seen: list[hooks.Operation] = []
+class Watch(hooks.Watcher):
+    """What it is told, in order."""
 
-    class Watch(hooks.Watcher):
-        def exited(self, operation: hooks.Operation) -> None:
-            seen.append(operation)
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.operations: list[hooks.Operation] = []
 
+    def entered(self, operation: hooks.Operation) -> None:
+        self.told.append("entered")
+        self.operations.append(operation)
+
+    def started(self, operation: hooks.Operation) -> None:
+        self.told.append("started")
+
+    def moved(self, job: Any, chunk: Chunk, began: float, ended: float) -> None:
+        assert began <= ended
+        self.told.append(f"moved {chunk.nbytes} at {chunk.file_offset}, {chunk.reason.code}")
+
+    def copied(self, device: str, stream: int, op: str, nbytes: int, began: float, ended: float) -> None:
+        assert began <= ended
+        self.told.append(f"copied {nbytes} to {device}")
+
+    def exited(self, operation: hooks.Operation) -> None:
+        self.told.append("exited")
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    made = Watch()
+    hooks.add(made)
+    yield made
+    hooks.remove(made)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("in_stream", [False, True])
+def test_whoever_watches_transfers_is_told_of_each_and_it_goes_the_same_way(
+    path: Path, quick: list[bool], watch: Watch, device: str, in_stream: bool
+) -> None:
+    where = nobounce.Device(device)
+    with nobounce.open(path) as f, where.allocate(4096) as buffer, where.create_stream() as stream:
+        f.read(buffer, cache="use")
+        watch.told.clear()
+        handle = stream.handle if in_stream else None
+        if in_stream:
+            receipt = f.read_async(buffer, stream=stream, file_offset=8192, cache="use").result(PATIENCE)
+        else:
+            receipt = f.read(buffer, file_offset=8192, cache="use")
+    copied = [f"copied 4096 to {device}"] if device != "cpu" else []
+    assert watch.told == ["entered", "started", *copied, "moved 4096 at 8192, cache-use", "exited"]
+    seen = watch.operations[-1]
+    assert (seen.receipt, seen.started_at, seen.ended_at) == (receipt, receipt.started_at, receipt.ended_at)
+    assert (seen.nbytes, seen.file_offset, seen.stream) == (4096, 8192, handle)
+    assert quick == [True]
+
+
+def test_a_watched_read_that_takes_the_whole_way_after_all_is_one(
+    path: Path, quick: list[bool], watch: Watch
+) -> None:
     with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(4096) as buffer:
         f.read(buffer, cache="use")
-        watch = Watch()
-        hooks.add(watch)
-        try:
-            f.read(buffer, cache="use")
-        finally:
-            hooks.remove(watch)
-    assert len(seen) == 1
-    assert not quick
+        watch.told.clear()
+        end = f.nbytes - 100
+        assert f.read(buffer, file_offset=end, cache="use").nbytes == 100
+    assert [t for t in watch.told if t in ("entered", "started", "exited")] == [
+        "entered",
+        "started",
+        "exited",
+    ]
+    assert watch.told.count("copied 100 to sim:0") == 1
+    assert quick == [False]
+
+
+def test_a_watched_read_that_is_cancelled_in_its_stream_has_ended(path: Path, watch: Watch) -> None:
+    device, go = nobounce.Device("sim:0"), threading.Event()
+    with nobounce.open(path) as f, device.allocate(4096) as buffer, device.create_stream() as stream:
+        f.read(buffer, cache="use")
+        watch.told.clear()
+        device._runtime.host_call(stream.handle, lambda: go.wait(PATIENCE) and None)
+        move = f.read_async(buffer, stream=stream, cache="use")
+        assert move.cancel()
+        go.set()
+        stream.sync()
+    assert watch.told == ["entered", "exited"]
+    assert isinstance(watch.operations[-1].error, TransferCancelledError)
 
 
 def test_what_depends_on_the_place_is_never_kept(path: Path, quick: list[bool]) -> None:
