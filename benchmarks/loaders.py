@@ -278,7 +278,6 @@ class Runai(Loader):
 LOADERS: dict[str, type[Loader]] = {
     kind.name: kind
     for kind in (
-        Direct,  # beside nobounce, whose floor it is: on a bursty disk neighbours compare best
         Nobounce,
         NobounceNumpy,
         NobounceTorch,
@@ -288,6 +287,7 @@ LOADERS: dict[str, type[Loader]] = {
         SafetensorsNumpy,
         ReadInto,
         ReadIntoBytearray,
+        Direct,
         FastSafetensors,
         Runai,
         SafetensorsLazy,

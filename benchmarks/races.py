@@ -89,10 +89,13 @@ def rounds(names: Sequence[str], runs: int) -> Iterator[tuple[int, str]]:
     In a fixed order everybody always comes after the same one, and a disk that saves up while it is used little gives less after
     a fast reader than after a slow one.
     """
-    order = random.Random(runs)
+    draw, order, last = random.Random(runs), list(names), None
     for run in range(runs):
-        for name in order.sample(names, len(names)):
-            yield run, name
+        draw.shuffle(order)
+        while order == last and len(order) > 1:
+            draw.shuffle(order)
+        last = list(order)
+        yield from ((run, name) for name in last)
 
 
 def run_child(command: Sequence[str], get_ready: Callable[[], None]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -89,6 +90,9 @@ class SkipsAreNamed:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Of background jobs and under nohup these are ignored, and children would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         required()
     except ValueError as error:

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nobounce import config
+from nobounce.cli import ending
 from nobounce.cli.main import app
 from nobounce.cli.output import progress
 from nobounce.cli.roundtrip import fnv1a, fnv1a_block, parse_size
@@ -511,6 +512,72 @@ def test_a_signal_that_ends_is_one_line_128_and_its_number_and_leaves_no_half_fi
     assert child.returncode == 128 + number
     assert sorted(os.listdir(tmp_path)) == ["d", "m.safetensors"]
     assert dest.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("second", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_end_the_tidying_up(tmp_path: Path, second: signal.Signals) -> None:
+    """As service managers and closing terminals send them."""
+    source = tmp_path / "s"
+    source.write_bytes(b"")
+    os.truncate(source, 64 * MIB)
+    slow = """
+plain = os.unlink
+def unlink(path, *arguments, **options):
+    if ".nobounce-" in str(path):
+        os.write(1, b"tidying up\\n")
+        os.read(0, 1)
+    plain(path, *arguments, **options)
+os.unlink = unlink
+"""
+    code = INTERRUPTED.replace("with faults", f"{slow}with faults")
+    command = [sys.executable, "-c", code, "cp", str(source), str(tmp_path / "d"), "--device", "cpu"]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        child.send_signal(signal.SIGTERM)
+        while child.stdout.readline() != "tidying up\n":
+            assert child.poll() is None
+        child.send_signal(second)
+        _, told = child.communicate("x", timeout=60)
+    assert told == "nobounce cp: ended by SIGTERM\n"
+    assert child.returncode == 143
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_who_asks_again_after_a_while_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import signal, os, time
+from nobounce.cli import ending
+ending.GRACE_SECONDS = 0.0
+with ending.orderly():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except ending.Ended:
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_handlers_are_put_back_and_on_other_threads_none_is_set() -> None:
+    before = [signal.getsignal(number) for number in ending.SIGNALS]
+    with ending.orderly():
+        inside = [signal.getsignal(number) for number in ending.SIGNALS]
+        other: list[Any] = []
+
+        def look() -> None:
+            with ending.orderly():
+                other.append([signal.getsignal(number) for number in ending.SIGNALS])
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert [signal.getsignal(number) for number in ending.SIGNALS] == before
+    assert other == [inside]
+    assert not set(inside) & set(before)
 
 
 def test_under_nohup_a_hangup_ends_nothing(tmp_path: Path) -> None:

@@ -389,6 +389,54 @@ def test_bench_speaks_as_fio_does(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_a_program_under_trace_is_told_to_end_and_its_trace_is_kept(
+    data: Path, tmp_path: Path, number: str
+) -> None:
+    import signal
+
+    program = f"""
+import nobounce, signal, sys, time
+def end(*_):
+    print("told", flush=True)
+    sys.exit(7)
+signal.signal(signal.{number}, end)
+with nobounce.open({str(data)!r}) as f, nobounce.Device("sim:0").allocate(4096) as b:
+    f.read(b, nbytes=4096)
+print("ready", flush=True)
+time.sleep(60)
+"""
+    out = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "nobounce", "trace", "-o", out, "--", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(getattr(signal, number))
+        said, _ = child.communicate(timeout=60)
+    assert said.startswith("told\n")
+    assert child.returncode == 7
+    assert json.loads(out.read_text())["traceEvents"]
+
+
+def test_stats_of_a_running_process_that_is_ended_says_so(tmp_path: Path) -> None:
+    import signal
+
+    program = "import nobounce; nobounce.Device('cpu').allocate(1); from nobounce.io import hooks; hooks.start(); print('ready', flush=True); input()"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as watched:
+        assert watched.stdout is not None
+        assert watched.stdout.readline() == "ready\n"
+        command = [sys.executable, "-u", "-m", "nobounce", "stats", "-p", str(watched.pid), "--watch", "50ms"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stderr is not None
+            child.stderr.readline()
+            child.send_signal(signal.SIGTERM)
+            _, told = child.communicate(timeout=60)
+        assert child.returncode == 143
+        assert told.endswith("nobounce stats: ended by SIGTERM\n")
+        watched.communicate("\n", timeout=60)
+
+
 def test_bench_that_is_ended_cleans_up(tmp_path: Path) -> None:
     import signal
 
@@ -408,14 +456,15 @@ def test_bench_that_is_ended_cleans_up(tmp_path: Path) -> None:
             "50",
         ],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline().startswith("machine:")
         assert list(tmp_path.iterdir()) != []
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=60)
+        _, told = child.communicate(timeout=60)
+    assert (told, child.returncode) == ("nobounce bench: ended by SIGTERM\n", 143)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -50,17 +50,28 @@ def run_program(
 ) -> int:
     """Run it with its own stdin, stdout and stderr; `tick` is called while it runs. Returns its exit code, 128 + n for signal n.
 
-    Interrupts from the terminal reach the program by themselves; a SIGTERM sent to us is passed on. Raises ArgumentError for
+    Interrupts from the terminal reach the program by themselves; SIGTERM and SIGHUP are passed on. Raises ArgumentError for
     what is not there, FileError for what cannot be executed.
     """
     command = command_line(program)
+    child: subprocess.Popen[bytes] | None = None
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    passed = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    old = {number: signal.signal(number, pass_on) for number in passed}
     try:
-        child = subprocess.Popen(command, env={**os.environ, **environment})
-    except OSError as e:
-        raise FileError.from_oserror(e, command[0], "execute") from e
-    old_int = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    old_term = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    try:
+        try:
+            child = subprocess.Popen(command, env={**os.environ, **environment})
+        except OSError as e:
+            raise FileError.from_oserror(e, command[0], "execute") from e
+        old[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in asked:  # while it was being started; twice does no harm
+            child.send_signal(number)
         while True:
             if tick is not None:
                 tick(child)
@@ -70,6 +81,6 @@ def run_program(
             except subprocess.TimeoutExpired:
                 continue
     finally:
-        signal.signal(signal.SIGINT, old_int)
-        signal.signal(signal.SIGTERM, old_term)
+        for number, handler in old.items():
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code

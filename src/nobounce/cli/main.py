@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import typer
@@ -13,6 +12,7 @@ from nobounce.cli import (
     compare,
     config,
     cp,
+    ending,
     explain,
     inspect,
     load,
@@ -22,7 +22,7 @@ from nobounce.cli import (
     topology,
     trace,
 )
-from nobounce.cli.output import end_by, ended
+from nobounce.cli.output import complain
 
 app = typer.Typer(
     name="nobounce",
@@ -68,16 +68,15 @@ def main() -> None:
     """Entry point of the `nobounce` command."""
     if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
         sys.argv[0] = "nobounce"  # what reports and traces then call it
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # as nohup leaves it, it stays
-            signal.signal(number, end_by)
     try:
-        app()
+        with ending.orderly():
+            app()
     except (KeyboardInterrupt, SystemExit) as e:
         asked = _interrupt_behind(e)
         if asked is None:
             raise
-        sys.exit(ended("nobounce", asked))  # before a verb has begun
+        complain(f"nobounce: {ending.words(asked)}")  # before a verb has begun
+        sys.exit(ending.code(asked))
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:

@@ -5,39 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from nobounce import __version__
+from nobounce.cli import ending
 from nobounce.errors import ArgumentError, ConfigError, NobounceError, RouteError, errno_name
 
 DONE, NOT_MET, USAGE = 0, 1, 2
 """Exit codes (docs/cli.md): done; asked for and not met; wrong usage or settings. 128 + n: ended by signal n."""
-
-
-class Ended(KeyboardInterrupt):
-    """A signal that asks us to end, which then happens as with Ctrl-C: through every `finally`, so that no file of ours stays."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-def end_by(number: int, _: object = None) -> NoReturn:
-    """Handler of such a signal. Another one must not end the tidying up."""
-    signal.signal(number, signal.SIG_IGN)
-    raise Ended(number)
-
-
-def ended(command: str, asked: KeyboardInterrupt) -> int:
-    """Say in a line what ended `command`; its exit code."""
-    number = asked.number if isinstance(asked, Ended) else signal.SIGINT
-    words = f"ended by {signal.Signals(number).name}" if isinstance(asked, Ended) else "interrupted"
-    complain(f"{command}: {words}")
-    return 128 + number
 
 
 def document(verb: str, **fields: Any) -> dict[str, Any]:
@@ -107,7 +85,8 @@ def run(verb: str, as_json: bool, action: Callable[[], int]) -> int:
             complain(f"nobounce {verb}: {e}")
         return USAGE if isinstance(e, ArgumentError | ConfigError) else NOT_MET
     except KeyboardInterrupt as e:
-        return ended(f"nobounce {verb}", e)
+        complain(f"nobounce {verb}: {ending.words(e)}")
+        return ending.code(e)
     except BrokenPipeError:
         sys.stderr.close()
         return NOT_MET

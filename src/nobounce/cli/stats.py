@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nobounce.cli import ending
 from nobounce.cli.children import run_program
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, NOT_MET, complain, document, run
@@ -121,11 +122,14 @@ class _Session:
             attached = [stack.enter_context(attach(pid)) for pid in dict.fromkeys(pids)]
             self._sample(attached)
             before, disks = dict(self._pairs), device_io() if self.verify else {}
-            with contextlib.suppress(KeyboardInterrupt):
+            try:
                 for _ in () if now else _until_gone(attached, min(self.watch or 0.05, 0.05)):
                     self._sample(attached)
                     if self.watch is not None:
                         self._show([a.read() for a in attached])
+            except KeyboardInterrupt as e:  # Ctrl-C is how one asks for the report
+                if not ending.by_ctrl_c(e):
+                    raise
             self._sample(attached)
             parts = [a.read() for a in attached]
         if not self.verify:

@@ -61,14 +61,14 @@ class Model(dict[str, Any]):
     warnings: tuple[str, ...]
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     return None
 
 
 class Opened:
     """A checked file of the model; descriptors are bounded, so it may be closed and opened again."""
 
-    def __init__(self, path: str, meanwhile: Callable[[], None] = _nothing) -> None:
+    def __init__(self, path: str, meanwhile: Callable[[int], None] = _nothing) -> None:
         self.path, self._meanwhile = path, meanwhile
         self.file = open_file(path)
         try:
@@ -105,8 +105,9 @@ class Opened:
         """Have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
         if data_offset > PIECE:
             os.posix_fadvise(self.file.fileno(), 0, data_offset, os.POSIX_FADV_WILLNEED)
-            if cold and self._identity[2] - data_offset >= MIN_NBYTES:
-                self._meanwhile()
+            nbytes = self._identity[2] - data_offset
+            if cold and nbytes >= MIN_NBYTES:
+                self._meanwhile(nbytes)
 
     def _check(self) -> None:
         now = self._look()
@@ -158,7 +159,7 @@ class _QuietReader:
         return os.pread(self._fd, nbytes, self._position)
 
 
-def open_model(paths: Paths, meanwhile: Callable[[], None] = _nothing) -> tuple[ModelFiles, list[Opened]]:
+def open_model(paths: Paths, meanwhile: Callable[[int], None] = _nothing) -> tuple[ModelFiles, list[Opened]]:
     """Resolve `paths` and read and check every header. At most `KEEP_OPEN` files stay open. `meanwhile` is called while a disk
     brings a long header, if there is much behind it.
 
@@ -212,7 +213,7 @@ def load(
     target = (
         device if isinstance(device, Device) else Device(device) if device is not None else default_device()
     )
-    files, opened = open_model(paths, functools.partial(get_ready, target._runtime))
+    files, opened = open_model(paths, lambda nbytes: get_ready(target._runtime, nbytes, require, cache))
     model = Model()
     model.device, model.metadata = target, {}
     model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))

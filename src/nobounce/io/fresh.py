@@ -38,11 +38,13 @@ TAIL_NBYTES = 4 << 20
 """The last chunks are cut to this, so that the threads end together and no disk waits for the last of them."""
 
 
-def get_ready(runtime: Runtime) -> None:
-    """Start the threads of a large read that is about to come, where it can be told: in the time that a disk takes for something
-    else, it costs none."""
-    if runtime.scheduler is THREADS and runtime.capabilities.host_addressable:
-        engine_for(runtime).start_threads(settings().io_threads or DIRECT_WIDTH + 1)
+def get_ready(runtime: Runtime, nbytes: int, require: Require, cache: Cache) -> None:
+    """Start the threads of a large read of `nbytes` that is about to come, where it will most likely go direct into memory of the
+    host: in the time that a disk takes for something else, it costs none."""
+    direct = require != "fallback" and cache != "use" and not settings().force_compat_mode
+    if direct and runtime.scheduler is THREADS and runtime.capabilities.host_addressable:
+        width = min(settings().io_threads or DIRECT_WIDTH, -(-nbytes // TAIL_NBYTES))
+        engine_for(runtime).start_threads(width + 1)  # and one that makes the memory ready
 
 
 class _Together:

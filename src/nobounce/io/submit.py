@@ -159,7 +159,7 @@ def _small(
     read: Any = small_read(file, view, plan, *what, stream=on.handle)
     if read.at_once():
         release()
-        return ended(pool, read.receipt)
+        return ended(read.receipt)
     ring = plan.target.ring
     if ring is not None:
         try:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from nobounce.clock import THREADS
 from nobounce.errors import InternalError, NobounceError, TransferCancelledError, TransferTimeoutError
 from nobounce.io.receipt import Receipt
 
 if TYPE_CHECKING:
-    from nobounce.clock import Condition, Scheduler
+    from nobounce.clock import Scheduler
     from nobounce.io.engine import Engine
     from nobounce.io.hooks import Subject
     from nobounce.io.job import Job
@@ -35,26 +33,21 @@ _QUEUED, _RUNNING, _DONE = "queued", "running", "done"
 class Transfer:
     """A read or write under way. Dropping it loses nothing: the operation goes on and keeps what it needs alive."""
 
+    _state = _QUEUED
+    _cancelled = _arrived = _looking = _small = False
+    _receipt: Receipt | None = None
+    _error: BaseException | None = None
+    _gate: Gate | None = None
+    _on_end: Callable[[Receipt | None, BaseException | None], None] | None = None
+    _subject: Subject | None = None
+
     def __init__(
-        self,
-        engine: Engine,
-        make_job: Callable[[Callable[[Job], None]], Job],
-        release: Callable[[], None],
-        changed: Condition | None = None,
+        self, engine: Engine, make_job: Callable[[Callable[[Job], None]], Job], release: Callable[[], None]
     ) -> None:
         self._engine, self._make_job, self._release = engine, make_job, release
         self._scheduler: Scheduler = engine.scheduler
-        self._changed = changed or self._scheduler.condition()
-        self._state = _QUEUED
-        self._cancelled = False
-        self._receipt: Receipt | None = None
-        self._error: BaseException | None = None
+        self._changed = self._scheduler.condition()
         self._callbacks: list[Callable[[Transfer], object]] = []
-        self._gate: Gate | None = None
-        self._arrived = self._looking = False
-        self._small = False
-        self._on_end: Callable[[Receipt | None, BaseException | None], None] | None = None
-        self._subject: Subject | None = None
 
     # what users call
 
@@ -71,6 +64,8 @@ class Transfer:
 
     def cancel(self) -> bool:
         """Cancel if it has not started; returns whether that worked. The stream goes on behind it."""
+        if self._state == _DONE:
+            return self._cancelled
         with self._changed.mutex:
             if self._state != _QUEUED:
                 return self._cancelled
@@ -94,10 +89,11 @@ class Transfer:
 
     def add_done_callback(self, fn: Callable[[Transfer], object]) -> None:
         """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
-        with self._changed.mutex:
-            if self._state != _DONE:
-                self._callbacks.append(fn)
-                return
+        if self._state != _DONE:
+            with self._changed.mutex:
+                if self._state != _DONE:
+                    self._callbacks.append(fn)
+                    return
         fn(self)
 
     def __await__(self) -> Generator[Any, None, Receipt]:
@@ -239,9 +235,9 @@ class Transfer:
             raise
 
 
-def ended(engine: Engine, receipt: Receipt) -> Transfer:
-    """A transfer that was carried out already. Nobody will wait for it, so all of them share one condition."""
-    transfer = Transfer(engine, _spent, _nothing, _unwaited)
+def ended(receipt: Receipt) -> Transfer:
+    """A transfer that was carried out already: nobody will wait for it, so it has nothing to wait with."""
+    transfer = Transfer.__new__(Transfer)
     transfer._receipt, transfer._state = receipt, _DONE
     return transfer
 
@@ -252,15 +248,3 @@ def _spent(_: Callable[[Job], None]) -> Job:
 
 def _nothing() -> None:
     return None
-
-
-_unwaited = THREADS.condition()
-
-
-def _forget() -> None:
-    """Whoever held its lock when a process was forked is not in the child."""
-    global _unwaited
-    _unwaited = THREADS.condition()
-
-
-os.register_at_fork(after_in_child=_forget)

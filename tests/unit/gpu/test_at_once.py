@@ -201,6 +201,7 @@ def test_it_is_a_transfer_like_any_other(
 ) -> None:
     o = Opened(path, runtime, monkeypatch)
     moves = [o.read(at=at) for at in (0, 4096)]
+    assert o.gates == 0
     told: list[nobounce.Transfer] = []
     for move in moves:
         move.add_done_callback(told.append)
