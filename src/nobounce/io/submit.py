@@ -157,16 +157,16 @@ def _small(
     release: Callable[[], None],
 ) -> Transfer:
     read: Any = small_read(file, view, plan, *what, stream=on.handle)
-    if read.at_once():
-        release()
-        return ended(read.receipt)
     ring = plan.target.ring
-    if ring is not None:
-        try:
+    try:
+        if read.at_once():
+            release()
+            return ended(read.receipt)
+        if ring is not None:
             ring.prepare(1, 1)
-        except BaseException as e:
-            read.gone(e)
-            raise
+    except BaseException as e:
+        read.gone(e)
+        raise
 
     def make(on_done: Callable[[Any], None]) -> Any:
         read.begin(on_done)

@@ -239,6 +239,31 @@ def test_not_while_a_large_transfer_is_relayed(
     o.close()
 
 
+def test_an_interrupt_reaches_the_caller_and_whoever_watches(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watch(hooks.Watcher):
+        def exited(self, operation: hooks.Operation) -> None:
+            seen.append(operation)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    seen: list[hooks.Operation] = []
+    o, watch = Opened(path, runtime, monkeypatch), Watch()
+    hooks.add(watch)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime._adapter, "copy_async", interrupted, raising=False)
+            with pytest.raises(KeyboardInterrupt):
+                o.read()
+    finally:
+        hooks.remove(watch)
+    assert [type(operation.error) for operation in seen] == [KeyboardInterrupt]
+    assert o.read().result(PATIENCE).nbytes == 4096
+    o.close()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_whoever_watches_is_told_and_sends_it_no_other_way(
     path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, fails: bool
