@@ -94,9 +94,7 @@ def _mapped(maps: str) -> list[tuple[str, str, str]]:
     try:
         with open(maps, "rb") as f:
             text = f.read()
-        if not any(
-            prefix.encode() in text for prefix, _, _ in LIBRARIES
-        ):  # nearly always, and lines are many
+        if not any(prefix.encode() in text for prefix, _, _ in LIBRARIES):  # nearly always
             return []
         lines = text.decode("utf-8", "surrogateescape").splitlines()
         paths = {line.split(maxsplit=5)[5] for line in lines if "/" in line}
