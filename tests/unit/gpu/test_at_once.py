@@ -69,6 +69,18 @@ class Opened:
             thing.close()  # type: ignore[attr-defined]
 
 
+def the_first_copy_fails(runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, left = runtime._adapter.copy_async, [1]
+
+    def failing(*a: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise DeviceError("copy_async", RuntimeStatus.Unknown)
+        return plain(*a)
+
+    monkeypatch.setattr(runtime._adapter, "copy_async", failing, raising=False)
+
+
 def test_it_is_done_when_the_submission_returns(
     path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,15 +183,7 @@ def test_where_the_copy_fails_it_is_tried_again_behind_a_gate_and_the_slot_is_ba
     path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     o = Opened(path, runtime, monkeypatch)
-    plain, left = runtime._adapter.copy_async, [1]
-
-    def failing(*a: Any) -> Any:
-        left[0] -= 1
-        if left[0] >= 0:
-            raise DeviceError("copy_async", RuntimeStatus.Unknown)
-        return plain(*a)
-
-    monkeypatch.setattr(runtime._adapter, "copy_async", failing, raising=False)
+    the_first_copy_fails(runtime, monkeypatch)
     move = o.read()
     assert move.result(PATIENCE).nbytes == 4096
     assert o.gates == 1
@@ -282,15 +286,7 @@ def test_whoever_watches_is_told_and_sends_it_no_other_way(
     seen: list[hooks.Operation] = []
     o, watch = Opened(path, runtime, monkeypatch), Watch()
     if fails:
-        plain, left = runtime._adapter.copy_async, [1]
-
-        def failing(*a: Any) -> Any:
-            left[0] -= 1
-            if left[0] >= 0:
-                raise DeviceError("copy_async", RuntimeStatus.Unknown)
-            return plain(*a)
-
-        monkeypatch.setattr(runtime._adapter, "copy_async", failing, raising=False)
+        the_first_copy_fails(runtime, monkeypatch)
     hooks.add(watch)
     try:
         receipt = o.read().result(PATIENCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,3 +212,31 @@ def test_only_memory_that_the_host_reaches_is_populated() -> None:
     with nobounce.Device("sim:0").allocate(100 * MIB) as far, nobounce.Device("cpu").allocate(MIB) as small:
         assert populate_ahead(far) is None
         assert populate_ahead(small) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "nbytes", "require", "cache", "chosen", "started"),
+    [
+        ("cpu", 1 << 30, "auto", "auto", {}, [fresh.DIRECT_WIDTH + 1]),
+        ("cpu", 1 << 30, "fastpath", "avoid", {"io_threads": 2}, [3]),
+        ("cpu", 2 * fresh.TAIL_NBYTES, "auto", "auto", {"io_threads": 64}, [3]),
+        ("cpu", 1 << 30, "fallback", "auto", {}, []),
+        ("cpu", 1 << 30, "auto", "use", {}, []),
+        ("cpu", 1 << 30, "auto", "auto", {"force_compat_mode": True}, []),
+        ("sim:0", 1 << 30, "auto", "auto", {}, []),
+    ],
+)
+def test_threads_are_started_ahead_for_reads_that_will_go_direct_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    nbytes: int,
+    require: Any,
+    cache: Any,
+    chosen: dict[str, Any],
+    started: list[int],
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fresh, "engine_for", lambda _: SimpleNamespace(start_threads=asked.append))
+    config.override(config.Settings(**chosen))
+    fresh.get_ready(nobounce.Device(device)._runtime, nbytes, require, cache)
+    assert asked == started
