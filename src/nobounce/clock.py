@@ -67,6 +67,10 @@ class Scheduler(ABC):
         """Whether a signal handler may raise in the calling thread at any moment (Ctrl-C reaches the main thread)."""
         return False
 
+    def is_own_thread(self) -> bool:
+        """Whether `spawn` started the calling thread."""
+        return False
+
     @abstractmethod
     def lock(self) -> Lock:
         """A new lock (not re-entrant)."""
@@ -79,6 +83,10 @@ class Scheduler(ABC):
         """A point at which another thread may run; does nothing with real threads."""
 
 
+class _Thread(threading.Thread):
+    """One of this library's own."""
+
+
 class Threads(Scheduler):
     """Real threads, real time."""
 
@@ -89,9 +97,12 @@ class Threads(Scheduler):
         time.sleep(seconds)
 
     def spawn(self, target: Callable[[], None], *, name: str) -> Task:
-        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread = _Thread(target=target, name=name, daemon=True)
         thread.start()
         return thread
+
+    def is_own_thread(self) -> bool:
+        return isinstance(threading.current_thread(), _Thread)
 
     def lock(self) -> Lock:
         return threading.Lock()

@@ -19,7 +19,9 @@ from nobounce.runtimes.base import CopyKind
 from nobounce.runtimes.sim import SimRuntime
 
 hipError_t = enum.IntEnum(  # noqa: N816
-    "hipError_t", {f"hipError{s.name}" if s else "hipSuccess": int(s) for s in RuntimeStatus}
+    "hipError_t",
+    {f"hipError{s.name}" if s else "hipSuccess": int(s) for s in RuntimeStatus}
+    | {"hipErrorStreamCaptureUnsupported": 900},
 )
 hipMemcpyKind = enum.IntEnum(  # noqa: N816
     "hipMemcpyKind",
@@ -81,6 +83,29 @@ class Uuid:
     bytes = Text("0123456789abcdef")
 
 
+EXCHANGE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+
+UNSAFE = frozenset(
+    {
+        "hipMalloc",
+        "hipFree",
+        "hipHostMalloc",
+        "hipHostFree",
+        "hipHostRegister",
+        "hipHostUnregister",
+        "hipExtMallocWithFlags",
+        "hipMallocManaged",
+        "hipStreamCreateWithPriority",
+        "hipStreamDestroy",
+        "hipStreamQuery",
+        "hipStreamSynchronize",
+        "hipEventQuery",
+        "hipEventSynchronize",
+        "hipEventDestroy",
+    }
+)
+"""What a capture in the default mode forbids to threads in that mode (HIP rules 84 to 88)."""
+
 _TYPES = {MemoryKind.PAGEABLE: 0, MemoryKind.PINNED: 1, MemoryKind.DEVICE: 2, MemoryKind.MANAGED: 3}
 
 
@@ -105,6 +130,10 @@ class HipDouble:
         self._waits: list[tuple[Any, int, Any]] = []
         self._more = threading.Condition()
         self._poller: threading.Thread | None = None
+        self.capturing: str = ""
+        """"open" while some stream is captured in the default mode, "ended" once a call has ended that."""
+        self._mode = threading.local()
+        self._exchange = EXCHANGE(self._swap_mode)
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
@@ -115,6 +144,9 @@ class HipDouble:
     def _answering(self, name: str, do: Callable[..., Result]) -> Callable[..., Result]:
         def call(*args: Any) -> Result:
             self.calls[name] = self.calls.get(name, 0) + 1
+            if self.capturing and name in UNSAFE and self.mode() == 0:
+                self.capturing = "ended"
+                return (hipError_t.hipErrorStreamCaptureUnsupported, *NOTHING.get(name, ()))
             if not name.startswith(HARMLESS):
                 self.used.add(self.sim.current_device())
             try:
@@ -175,7 +207,18 @@ class HipDouble:
     def hipGetProcAddress(self, symbol: Any, version: int, flags: int) -> Result:
         if not isinstance(symbol, bytes):
             raise TypeError("a CStr is made from bytes")
+        if symbol == b"hipThreadExchangeStreamCaptureMode":
+            return Pointer(ctypes.cast(self._exchange, ctypes.c_void_p).value or 0), 0
         return None, 1
+
+    def mode(self) -> int:
+        """The calling thread's capture mode: 0 is the default, 2 relaxed."""
+        return int(getattr(self._mode, "value", 0))
+
+    def _swap_mode(self, pointer: Any) -> int:
+        before, self._mode.value = self.mode(), pointer[0]
+        pointer[0] = before
+        return 0
 
     # memory
 

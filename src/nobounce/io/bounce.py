@@ -5,6 +5,7 @@ Pinning runs at 1.5 GiB/s, so slots are made on first need, kept, and never made
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ class Ring:
         self._made = self._streams_made = 0
         self._streams: list[int] = []
         self._relays = 0
+        self._views: dict[int, memoryview] = {}
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -205,6 +207,14 @@ class Ring:
             self._streams.append(stream)
             self._free.append(slot)
             self._changed.notify_all()
+
+    def view(self, address: int) -> memoryview:
+        """All of the slot at `address`; made once, as slots are."""
+        view = self._views.get(address)
+        if view is None:
+            memory = (ctypes.c_char * self.slot_nbytes).from_address(address)
+            view = self._views[address] = memoryview(memory).cast("B")
+        return view
 
     def abandon(self, slots: int) -> None:
         """So many slots never come back, because something may write into them for good: others may be made for them."""

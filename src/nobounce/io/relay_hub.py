@@ -97,6 +97,7 @@ class Hub(Pipe):
                 self._error = error
             self.broken = True
             members = list(self.members)
+        self._wait_for_copies()
         for member in members:
             member.lose(self.failure())
         self._abandon()

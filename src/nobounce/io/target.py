@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from nobounce.facts import pagecache
 from nobounce.io.bounce import Ring
+from nobounce.io.receipt import merge_segments
 from nobounce.route.types import BackendName, CachedRange, MemoryKind, Op, Reason, Route, RouteSegment
 from nobounce.runtimes.base import DirectIO, Runtime
 
@@ -38,6 +39,16 @@ class Piece(NamedTuple):
     nbytes: int
     reason: Reason
     relayed: bool
+
+
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """Pieces of one transfer with neighbours made one, now, so that whoever waits for its end does not wait for that as well."""
+    if len(pieces) < 2:
+        return pieces
+    return [
+        Piece(s.backend, s.file_offset, s.buffer_offset, s.nbytes, s.reason, s.relayed)
+        for s in merge_segments(pieces)
+    ]
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nobounce.io import fallback
+from nobounce.io import fallback, hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Mover, PartialError, Relay
 from nobounce.io.relay_hub import join, leave
 from nobounce.io.relay_pipe import Unit
-from nobounce.io.target import Chunk, Piece, Target
+from nobounce.io.target import Chunk, Piece, Target, joined
 from nobounce.runtimes.base import CopyCalls
 
 UNITS = 16
@@ -93,20 +93,16 @@ class UringRelay(Relay):
 
     def lose(self, error: Exception) -> None:
         """Nothing that is under way will be heard of again."""
-        if self.out:
-            self.quiesce()
         if self.out or self.chunk is not None:
             self.lost = self.lost or error
         self.chunk, self.out = None, 0
 
-    def quiesce(self) -> None:
-        self._quiesce()
-
     def now(self) -> float:
         return self._now()
 
-    def tell(self, nbytes: int, began: float) -> None:
-        self._tell(nbytes, began)
+    def tell(self, stream: int, nbytes: int, began: float) -> None:
+        t = self.target
+        hooks.copied(t.device_name, stream, t.op, nbytes, began, t.runtime.scheduler.now())
 
     # what a worker calls
 
@@ -138,7 +134,7 @@ class UringRelay(Relay):
         failure, self._failure = self._failure, None
         if failure is not None:
             raise PartialError(failure[1], pieces, failure[0]) from failure[1]
-        return pieces
+        return joined(pieces)
 
     def step_out(self) -> None:
         """As `Relay.step_out`; a caller's function may take its time, so another thread drives meanwhile."""

@@ -156,14 +156,15 @@ class DirectIO(ABC):
 
 
 class CopyCalls(NamedTuple):
-    """`copy(dst, src, nbytes, stream)`, `record(event, stream)`, `sync(event)`, `query(event)` and `finish(stream)`, which waits for
-    all that is in a stream, without detours."""
+    """`copy(dst, src, nbytes, stream)`, `record(event, stream)`, `sync(event)`, `query(event)`, `finish(stream)`, which waits for
+    all that is in a stream, and `is_clear(stream)`, `Runtime.stream_is_clear`: without detours."""
 
     copy: Callable[[int, int, int, int], None]
     record: Callable[[int, int], None]
     sync: Callable[[int], None]
     query: Callable[[int], bool]
     finish: Callable[[int], None]
+    is_clear: Callable[[int], bool]
 
 
 class Runtime(ABC):
@@ -274,7 +275,7 @@ class Runtime(ABC):
     def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
         """The calls of a relay, for one thread and many chunks: what can be done once is done on entering."""
         events = self.event_record, self.event_sync, self.event_query
-        return nullcontext(CopyCalls(self.copy_async, *events, self.stream_sync))
+        return nullcontext(CopyCalls(self.copy_async, *events, self.stream_sync, self.stream_is_clear))
 
     # streams
 

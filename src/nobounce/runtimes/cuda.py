@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from nobounce.errors import DeviceError, UnavailableError
 from nobounce.route.types import MemoryKind
@@ -181,6 +182,14 @@ class CudaAdapter(Adapter):
         base = self.alloc_pinned(count * _WORD, table.HOST_PORTABLE | table.HOST_MAPPED)
         ctypes.memset(base, 0, count * _WORD)
         return [base + i * _WORD for i in range(count)]
+
+    def capture_mode(self) -> Callable[[Any], int] | None:
+        try:  # it never waits, so the interpreter's lock is kept
+            return cast(
+                "Callable[[Any], int]", ctypes.PyDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+            )
+        except (OSError, AttributeError):
+            return None
 
     def host_function(self, trampoline: Any) -> Any:
         return self._runtime.cudaHostFn_t(ctypes.cast(trampoline, ctypes.c_void_p).value)

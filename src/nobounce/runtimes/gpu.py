@@ -105,6 +105,8 @@ class GpuRuntime(GpuMemory, GpuStreams):
     def _after_fork_in_child(self) -> None:
         refusing: Any = _Forked(self.name)
         self._adapter = refusing
+        self._captures.forget()
+        self._calls = None
         self._gates.forget_all()
         for name in _GIVING_BACK:
             setattr(self, name, _nothing)

@@ -108,6 +108,10 @@ class Adapter(ABC):
         """Addresses of `count` 8-byte words, zero, that streams can write and wait for; they are never given back."""
 
     @abstractmethod
+    def capture_mode(self) -> Callable[[Any], int] | None:
+        """The vendor's function that swaps the calling thread's capture mode (gpu_capture); None where there is none."""
+
+    @abstractmethod
     def host_function(self, trampoline: Any) -> Any:
         """A ctypes callback as the bindings want it."""
 

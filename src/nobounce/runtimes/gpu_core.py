@@ -15,10 +15,19 @@ from typing import Any
 from nobounce.clock import THREADS, Scheduler
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.route.types import MemoryKind
-from nobounce.runtimes.base import LEGACY_STREAM, NULL_STREAM, PER_THREAD_STREAM, Capabilities, Runtime
+from nobounce.runtimes.base import (
+    LEGACY_STREAM,
+    NULL_STREAM,
+    PER_THREAD_STREAM,
+    Capabilities,
+    CopyCalls,
+    Runtime,
+)
 from nobounce.runtimes.gpu_adapter import Adapter
+from nobounce.runtimes.gpu_capture import Apart, Captures
 from nobounce.runtimes.gpu_gates import Gates
 from nobounce.runtimes.gpu_host import HostCalls, StreamKey
+from nobounce.runtimes.gpu_table import STREAM_NONBLOCKING
 
 On = contextlib.AbstractContextManager[Any]
 _NOTHING: On = contextlib.nullcontext()
@@ -59,6 +68,8 @@ class GpuCore(Runtime):
         self._events: dict[int, GpuEvent] = {}
         self._pinned_within: dict[int, int] = {}
         self._kinds = adapter.kinds()
+        self._captures = Captures(adapter.capture_mode)
+        self._calls: CopyCalls | None = None
         self._host_calls = HostCalls(scheduler)
         self._trampoline: Any = None
         self._gates = Gates(adapter, scheduler, self._ask, self._host_calls.fail)
@@ -86,18 +97,31 @@ class GpuCore(Runtime):
 
     def _on(self, device: int) -> On:
         """`device` current for this thread inside."""
+        if not getattr(self._local, "started", False):
+            self._start_thread()
         if self._count > 1:
             self._used.add(device)
             return self._adapter.on(device)
-        if not getattr(self._local, "started", False):
-            self._adapter.start_thread()
-            self._local.started = True
         return _NOTHING
+
+    def _start_thread(self) -> None:
+        if self._count == 1:
+            self._adapter.start_thread()
+        if self.scheduler.is_own_thread():
+            self._captures.relax()
+        self._local.started = True
+
+    def _apart(self, device: int) -> On:
+        """As `_on`, for calls that a capture of another stream, in whatever thread, would forbid and be ended by."""
+        return Apart(self._captures, self._on(device))
 
     def _current(self) -> int:
         if self._count == 1:
             return 0
         return int(self._adapter.get_device())
+
+    def _anywhere_apart(self) -> On:
+        return Apart(self._captures, self._anywhere())
 
     def _anywhere(self) -> On:
         """For calls that need some device, whichever: one that is in use already."""
@@ -144,6 +168,24 @@ class GpuCore(Runtime):
                 call, RuntimeStatus.InvalidResourceHandle, detail=f"{handle:#x} is no event, or is destroyed"
             )
         return event
+
+    def _is_clear(self, stream: int) -> bool:
+        """`stream_is_clear`, its device current. A blocking stream waits for the legacy one, which waits for every blocking one,
+        and whose query asks them all (HIP rules 15, 18); that of a captured stream would end the capture."""
+        mine, a = self._streams.get(stream), self._adapter
+        try:
+            if mine is not None:
+                alone = mine.nonblocking
+            else:
+                own = stream > PER_THREAD_STREAM
+                alone = own and bool(a.stream_flags(stream) & STREAM_NONBLOCKING)
+            if a.stream_capture(stream):
+                return False
+            if not alone and stream > LEGACY_STREAM and a.stream_capture(NULL_STREAM):
+                return False
+            return bool(a.stream_query(stream if alone else NULL_STREAM))
+        except DeviceError:
+            return False
 
     # the device's health, asked by the watcher of gates through a stream of its own
 

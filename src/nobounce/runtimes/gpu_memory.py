@@ -8,6 +8,7 @@ from typing import Any
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.runtimes import gpu_table as table
 from nobounce.runtimes.base import CopyCalls, CopyKind, PointerInfo
+from nobounce.runtimes.gpu_capture import Apart, Captures
 from nobounce.runtimes.gpu_core import GpuCore, On
 from nobounce.runtimes.host_calls import api, invalid_value
 
@@ -22,13 +23,13 @@ class GpuMemory(GpuCore):
         self._device(device, "alloc")
         if _nothing_to_allocate("alloc", nbytes):
             return 0
-        with self._on(device), _naming(self, device):
+        with self._apart(device), _naming(self, device):
             return int(self._adapter.alloc(nbytes))
 
     @api
     def free(self, address: int) -> None:
         if address:
-            with self._on(self._holder(address)):
+            with self._apart(self._holder(address)):
                 self._adapter.free(address)
 
     @api
@@ -56,7 +57,7 @@ class GpuMemory(GpuCore):
         if _nothing_to_allocate("alloc_pinned", nbytes):
             return 0
         flags = table.HOST_PORTABLE | table.HOST_MAPPED
-        with self._anywhere():
+        with self._anywhere_apart():
             address: int = self._adapter.alloc_pinned(_pages(nbytes), flags)
             if address % PAGE == 0:
                 return address
@@ -69,7 +70,7 @@ class GpuMemory(GpuCore):
     @api
     def free_pinned(self, address: int) -> None:
         if address:
-            with self._anywhere():
+            with self._anywhere_apart():
                 self._adapter.free_pinned(self._pinned_within.get(address, address))
                 self._pinned_within.pop(address, None)
 
@@ -78,7 +79,7 @@ class GpuMemory(GpuCore):
         self._device(device, "alloc_managed")
         if _nothing_to_allocate("alloc_managed", nbytes):
             return 0
-        with self._on(device), _naming(self, device):
+        with self._apart(device), _naming(self, device):
             return int(self._adapter.alloc_managed(nbytes, table.MEM_ATTACH_GLOBAL))
 
     @api
@@ -87,12 +88,12 @@ class GpuMemory(GpuCore):
         if address <= 0 or nbytes <= 0:
             raise invalid_value("register_host", f"{nbytes} bytes at {address:#x}")
         flags = self._adapter.register_flags(read_only=read_only)
-        with self._anywhere():
+        with self._anywhere_apart():
             self._adapter.register_host(address, nbytes, flags)
 
     @api
     def unregister_host(self, address: int) -> None:
-        with self._anywhere():
+        with self._anywhere_apart():
             self._adapter.unregister_host(address)
 
     @api
@@ -152,14 +153,17 @@ class GpuMemory(GpuCore):
 
     def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
         """Straight to the bindings with `device` current: no look-ups, and no host functions' errors are asked for."""
-        copy, direction = self._adapter.copy_async, self._kinds[int(CopyKind.DEFAULT)]
+        calls = self._calls
+        if calls is None:
+            copy, direction = self._adapter.copy_async, self._kinds[int(CopyKind.DEFAULT)]
 
-        def copy_on(dst: int, src: int, nbytes: int, stream: int) -> None:
-            copy(dst, src, nbytes, direction, stream)
+            def copy_on(dst: int, src: int, nbytes: int, stream: int) -> None:
+                copy(dst, src, nbytes, direction, stream)
 
-        a = self._adapter
-        calls = CopyCalls(copy_on, a.event_record, a.event_sync, a.event_query, a.stream_sync)
-        return _Current(self._on(device), calls)
+            a = self._adapter
+            events = a.event_record, a.event_sync, a.event_query
+            calls = self._calls = CopyCalls(copy_on, *events, a.stream_sync, self._is_clear)
+        return _Copying(self._captures, self._on(device), calls)
 
     def _direction(self, call: str, kind: int) -> Any:
         direction = self._kinds.get(int(kind))
@@ -188,18 +192,17 @@ class GpuMemory(GpuCore):
             fill(address, value & ((1 << 8 * width) - 1), nbytes // width, stream)
 
 
-class _Current(AbstractContextManager[CopyCalls]):
+class _Copying(Apart[CopyCalls]):
     """Calls, and the device they are for current inside."""
 
-    def __init__(self, on: On, calls: CopyCalls) -> None:
-        self._on, self._calls = on, calls
+    __slots__ = ("_calls",)
 
-    def __enter__(self) -> CopyCalls:
-        self._on.__enter__()
+    def __init__(self, captures: Captures, on: On, calls: CopyCalls) -> None:
+        super().__init__(captures, on)
+        self._calls = calls
+
+    def inside(self) -> CopyCalls:
         return self._calls
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._on.__exit__(kind, error, trace)
 
 
 class _naming:  # noqa: N801 - read as a preposition

@@ -28,7 +28,7 @@ class GpuStreams(GpuCore):
         if nonblocking not in (True, False):
             raise invalid_value("stream_create", f"nonblocking {nonblocking!r}")
         flags = table.STREAM_NONBLOCKING if nonblocking else table.STREAM_DEFAULT
-        with self._on(device):
+        with self._apart(device):
             made: int = self._adapter.stream_create(flags, priority)
         self._streams[made] = GpuStream(device, nonblocking=nonblocking)
         return made
@@ -40,37 +40,24 @@ class GpuStreams(GpuCore):
             raise DeviceError(
                 "stream_destroy", RuntimeStatus.InvalidResourceHandle, detail=f"{stream:#x} was not made here"
             )
-        with self._on(mine.device):
+        with self._apart(mine.device):
             self._gates.forget(self._key(stream, mine.device))
             self._adapter.stream_destroy(stream)
 
     @api
     def stream_query(self, stream: int) -> bool:
-        with self._on(self._where(stream)):
+        with self._apart(self._where(stream)):
             return bool(self._adapter.stream_query(stream))
 
     @api
     def stream_is_clear(self, stream: int) -> bool:
-        if stream <= PER_THREAD_STREAM:
-            return False
-        mine = self._streams.get(stream)
-        with self._on(self._where(stream)):
-            try:
-                if mine is None and not self._adapter.stream_flags(stream) & table.STREAM_NONBLOCKING:
-                    return False
-                # A blocking stream waits for the legacy one too; a query would end a capture.
-                return (
-                    (mine is None or mine.nonblocking)
-                    and not self._adapter.stream_capture(stream)
-                    and bool(self._adapter.stream_query(stream))
-                )
-            except DeviceError:
-                return False
+        with self._apart(self._where(stream)):
+            return self._is_clear(stream)
 
     @api
     def stream_sync(self, stream: int) -> None:
         device = self._where(stream)
-        with self._on(device):
+        with self._apart(device):
             self._adapter.stream_sync(stream)
         key = self._key(stream, device)
         self._host_calls.deliver("stream_sync", lambda failed, number: failed == key)
@@ -121,7 +108,7 @@ class GpuStreams(GpuCore):
             raise invalid_value("gate", f"{on_reached!r} cannot be called")
         exits.start()
         device = self._where(stream)
-        with self._on(device):
+        with self._apart(device):
             self._watched(device)
             if device not in self._can_wait:
                 self._can_wait[device] = self._adapter.flag("wait_value", device)
@@ -141,7 +128,7 @@ class GpuStreams(GpuCore):
         flags = 0 if timing else table.EVENT_DISABLE_TIMING
         flags |= table.EVENT_BLOCKING_SYNC if blocking_sync else 0
         flags |= table.EVENT_INTERPROCESS if interprocess else 0
-        with self._on(device):
+        with self._apart(device):
             made: int = self._adapter.event_create(flags)
         self._events[made] = GpuEvent(device, timing=timing)
         return made
@@ -150,7 +137,7 @@ class GpuStreams(GpuCore):
     def event_destroy(self, event: int) -> None:
         mine = self._event(event, "event_destroy")
         del self._events[event]
-        with self._on(mine.device):
+        with self._apart(mine.device):
             self._adapter.event_destroy(event)
 
     @api
@@ -171,13 +158,13 @@ class GpuStreams(GpuCore):
     @api
     def event_query(self, event: int) -> bool:
         mine = self._event(event, "event_query")
-        with self._on(mine.device):
+        with self._apart(mine.device):
             return bool(self._adapter.event_query(event))
 
     @api
     def event_sync(self, event: int) -> None:
         mine = self._event(event, "event_sync")
-        with self._on(mine.device):
+        with self._apart(mine.device):
             self._adapter.event_sync(event)
         recorded, mark = mine.stream, mine.mark
         self._host_calls.deliver("event_sync", lambda failed, number: failed == recorded and number <= mark)

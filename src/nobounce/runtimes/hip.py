@@ -38,6 +38,7 @@ _ATTRIBUTES = {
     "numa_node": "hipDeviceAttributeHostNumaId",
 }
 _HOST, _DEVICE, _MANAGED = 1, 2, 3  # hipMemoryType
+_EXCHANGE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 
 _FOLDERS = (
     "/lib/x86_64-linux-gnu",
@@ -160,6 +161,14 @@ class HipAdapter(Adapter):
         for address in made:
             ctypes.c_uint64.from_address(address).value = 0
         return made
+
+    def capture_mode(self) -> Callable[[Any], int] | None:
+        """By its address: the bindings' own function takes no mode."""
+        try:
+            address, result = self.symbol(b"hipThreadExchangeStreamCaptureMode", self.runtime_version(), 0)
+        except (DeviceError, RuntimeError):
+            return None
+        return _EXCHANGE(address) if address and not result else None
 
     def host_function(self, trampoline: Any) -> Any:
         return ctypes.cast(trampoline, ctypes.c_void_p).value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from pathlib import Path
@@ -79,6 +80,7 @@ def the_first_copy_fails(runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -
         return plain(*a)
 
     monkeypatch.setattr(runtime._adapter, "copy_async", failing, raising=False)
+    monkeypatch.setattr(runtime, "_calls", None)
 
 
 def test_it_is_done_when_the_submission_returns(
@@ -114,11 +116,43 @@ def test_behind_work_it_waits_and_reads_what_the_file_holds_then(
     o.close()
 
 
-@pytest.mark.parametrize("why", ["blocking", "null", "captured", "cannot say", "fails"])
+@pytest.mark.parametrize("on", ["null", "legacy", "per thread", "blocking", "foreign"])
+def test_a_stream_that_others_are_waited_for_in_is_clear_when_they_are(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, on: str
+) -> None:
+    """The legacy stream waits for every blocking one, and those for it (HIP rules 15, 18); non-blocking ones are nobody's business."""
+    o = Opened(path, runtime, monkeypatch)
+    blocking, other, aside = (o.device.create_stream(nonblocking=n) for n in (False, False, True))
+    foreign = runtime._adapter.stream_create(0, 0)
+    stream = {"null": 0, "legacy": 1, "per thread": 2, "blocking": blocking, "foreign": foreign}[on]
+    go = threading.Event()
+    runtime.host_call(aside.handle, lambda: go.wait(PATIENCE) and None)
+    assert o.read(at=0, stream=stream).done()
+    assert o.gates == 0
+    runtime.host_call(other.handle, lambda: go.wait(PATIENCE) and None)
+    move = o.read(at=4096, stream=stream)
+    assert o.gates == 1
+    later = os.urandom(4096)
+    with path.open("r+b") as f:
+        f.seek(4096)
+        f.write(later)
+    go.set()
+    assert move.result(PATIENCE).nbytes == 4096
+    if on not in (
+        "blocking",
+        "foreign",
+        "per thread",
+    ):  # those begin when they themselves have nothing before them
+        assert o.holds(later)
+    o.device.sync()
+    o.close()
+
+
+@pytest.mark.parametrize("why", ["captured", "legacy captured", "cannot say", "fails"])
 def test_a_stream_that_may_wait_for_another_gets_a_gate(
     path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    o = Opened(path, runtime, monkeypatch, nonblocking=why != "blocking")
+    o = Opened(path, runtime, monkeypatch, nonblocking=why != "legacy captured")
     if why == "captured":  # a query would end the capture
         monkeypatch.setattr(runtime._adapter, "stream_capture", lambda stream: 1, raising=False)
         monkeypatch.setattr(
@@ -126,6 +160,8 @@ def test_a_stream_that_may_wait_for_another_gets_a_gate(
         )
         assert not runtime.stream_is_clear(o.stream.handle)
         return
+    if why == "legacy captured":  # by a blocking stream, which it waits for
+        monkeypatch.setattr(runtime._adapter, "stream_capture", lambda stream: not stream, raising=False)
 
     def refused(stream: int) -> int:
         raise DeviceError("stream_capture", RuntimeStatus.NotSupported)
@@ -133,7 +169,7 @@ def test_a_stream_that_may_wait_for_another_gets_a_gate(
     if why in ("cannot say", "fails"):
         which = "stream_capture" if why == "cannot say" else "stream_query"
         monkeypatch.setattr(runtime._adapter, which, refused, raising=False)
-    move = o.read(stream=0 if why == "null" else None)
+    move = o.read()
     assert move.result(PATIENCE).nbytes == 4096
     assert o.gates == 1
     assert o.holds(path.read_bytes()[8192:12288])
@@ -147,22 +183,40 @@ def test_a_foreign_stream_is_asked_for_its_flags(
     o = Opened(path, runtime, monkeypatch)
     foreign = {flag: runtime._adapter.stream_create(flag, 0) for flag in (0, 1)}
     for flag, handle in foreign.items():
-        gates = o.gates
-        assert o.read(stream=handle).result(PATIENCE).nbytes == 4096
-        assert o.gates - gates == (0 if flag else 1)
+        asked: list[int] = []
+        plain = runtime._adapter.stream_query
+
+        def query(stream: int, asked: list[int] = asked, plain: Any = plain) -> bool:
+            asked.append(stream)
+            return bool(plain(stream))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime._adapter, "stream_query", query, raising=False)
+            assert o.read(stream=handle).result(PATIENCE).nbytes == 4096
+        assert asked == [handle if flag else 0]
+        assert o.gates == 0
     o.close()
 
 
 def test_what_is_not_in_the_page_cache_is_not_waited_for(
     path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The kernel says so by EAGAIN, or brings it at once where the disk is as quick as that."""
     o = Opened(path, runtime, monkeypatch)
-    os.fsync(o.file.fileno())
-    os.posix_fadvise(o.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    plain, flags = os.preadv, []
+
+    def preadv(fd: int, buffers: Any, offset: int, how: int = 0) -> int:
+        flags.append(how)
+        if how & small.RWF_NOWAIT:
+            raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+        return plain(fd, buffers, offset, how)
+
+    monkeypatch.setattr(os, "preadv", preadv)
     at = NBYTES // 2
     move = o.read(at=at)
     assert o.gates == 1
     assert move.result(PATIENCE).nbytes == 4096
+    assert flags == [small.RWF_NOWAIT, 0]
     assert o.holds(path.read_bytes()[at : at + 4096])
     o.close()
 
@@ -259,6 +313,7 @@ def test_an_interrupt_reaches_the_caller_and_whoever_watches(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(runtime._adapter, "copy_async", interrupted, raising=False)
+            patch.setattr(runtime, "_calls", None)
             with pytest.raises(KeyboardInterrupt):
                 o.read()
     finally:

@@ -82,7 +82,8 @@ def _line(frame: FrameType) -> str:
 
 def behind_a_gate(runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small reads too: no stream has nothing before it."""
-    monkeypatch.setattr(runtime, "stream_is_clear", lambda stream: False)
+    monkeypatch.setattr(runtime, "_is_clear", lambda stream: False)
+    monkeypatch.setattr(runtime, "_calls", None)
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -146,6 +146,7 @@ def test_an_error_is_reported_in_full(path: Path, monkeypatch: pytest.MonkeyPatc
             raise OSError(errno.EIO, "broken")
 
         monkeypatch.setattr(rawio, "read_plain", broken)
+        monkeypatch.setattr(os, "preadv", broken)
         with pytest.raises(TransferError) as caught:
             f.read(buffer, file_offset=4096, cache="use")
         monkeypatch.undo()
