@@ -63,10 +63,10 @@ class _Pushed:
     """A primary context that is current inside. Stateless, so one object per device serves every thread."""
 
     def __init__(self, adapter: CudaAdapter, context: Any) -> None:
-        self._adapter, self._context = adapter, context
+        self._adapter, self.context = adapter, context
 
     def __enter__(self) -> None:
-        self._adapter.context_push(self._context)
+        self._adapter.context_push(self.context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -133,11 +133,14 @@ class CudaAdapter(Adapter):
         return int(self.context_device()) if self.context_get() else None
 
     def set_current(self, device: int) -> None:
-        if not self.context_state(device)[1]:
-            self.context_set(0)
-            if self.get_device() == device:
-                return
-        self.set_device(device)
+        """By contexts as far as that goes: a thread that has once called cudaSetDevice could not leave the device again without
+        starting the one it goes back to."""
+        if self.context_state(device)[1]:
+            self.context_set(self.on(device).context)
+            return
+        self.context_set(0)
+        if self.get_device() != device:
+            self.set_device(device)
 
     # devices and pointers
 
