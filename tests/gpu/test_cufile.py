@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from capabilities import need
 
 _COMPATIBILITY_MODE = """
@@ -51,5 +53,11 @@ def test_cufile_in_compatibility_mode_is_no_fastpath(tmp_path: Path) -> None:
         env={**os.environ, "CUFILE_LOGFILE_PATH": str(log)},
     )
     said = log.read_text(errors="replace")[-4000:] if log.exists() else "cuFile logged nothing"
+    if (
+        done.returncode < 0
+    ):  # on virtual machines without udev's data libcufile 1.15 refuses the file or dies in its registration
+        pytest.skip(
+            f"cuFile itself dies of signal {-done.returncode} here: {done.stderr[-300:]}\n{said[-600:]}"
+        )
     assert done.returncode == 0, f"{done.stderr}\n{said}"
     assert done.stdout.split() == ["False", "no-nvidia-fs", "65536", "True", "True", "0", "0"], done.stdout

@@ -226,6 +226,133 @@ def test_slots_are_divided_among_sizes_and_the_share_of_each_is_kept(
     reads.close()
 
 
+def test_all_copies_are_queued_on_the_stream_of_who_drives(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side on streams of their own they would take longer, and end together instead of in turns."""
+    reads = Reads(*[path] * 4)
+    runtime = reads.device._runtime
+    plain, copies, owners = runtime.copy_async, [], set()
+    wanted: list[tuple[int, object]] = []
+    queue = relay_pipe.Pipe._copy
+
+    def copy(dst: int, src: int, nbytes: int, stream: int, *a: Any) -> None:
+        copies.append(stream == wanted[-1][0])
+        owners.add(wanted[-1][1])
+        plain(dst, src, nbytes, stream, *a)
+
+    def from_pipe(self: Any, me: Any, owner: Any, units: Any) -> None:
+        assert self._driver is me
+        wanted.append((me.stream, owner))
+        queue(self, me, owner, units)
+
+    monkeypatch.setattr(relay_pipe.Pipe, "_copy", from_pipe)
+    monkeypatch.setattr(runtime, "copy_async", copy)
+    for move in reads.start():
+        assert move.result(PATIENCE).nbytes == NBYTES
+    assert all(reads.are_right())
+    assert all(copies)
+    assert len(owners) == 4
+    reads.close()
+
+
+def test_copies_are_over_before_anybody_hears_that_the_kernel_s_ring_failed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their destinations are their owners' again then, and the stream they are on may be another transfer's."""
+    relay_pipe._forget()
+    reads = Reads(*[path] * 3)
+    runtime = reads.device._runtime
+    order: list[str] = []
+    under_way: list[int] = []
+    lose, sync, enter = uring_relay.UringRelay.lose, runtime.stream_sync, uring.Ring.enter
+
+    def broken(self: uring.Ring, *a: Any, **k: Any) -> None:
+        hub = next(iter(next(iter(relay_hub._hubs.values())).values()), None)
+        if hub is not None and len(hub._batches) > 1:
+            under_way.extend({batch.stream for batch in hub._batches})
+            raise OSError(errno.ENXIO, "no such ring")
+        enter(self, *a, **k)
+
+    def synced(stream: int) -> None:
+        if stream in under_way:
+            order.append("waited")
+        sync(stream)
+
+    def lost(self: uring_relay.UringRelay, error: Exception) -> None:
+        order.append("told")
+        lose(self, error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay_pipe.Pipe, "_settle_ended", lambda self, me: None)
+        patch.setattr(uring.Ring, "enter", broken)
+        patch.setattr(runtime, "stream_sync", synced)
+        patch.setattr(uring_relay.UringRelay, "lose", lost)
+        ends = [move.exception(PATIENCE) for move in reads.start()]
+    assert any(isinstance(e, OSError) for e in ends)
+    assert under_way
+    assert order[0] == "waited"
+    assert "told" in order
+    for move in reads.start():
+        assert move.result(PATIENCE).nbytes == NBYTES
+    reads.close()
+    relay_pipe._forget()
+
+
+@pytest.mark.parametrize("cache", ["use", "avoid"])
+def test_the_first_reads_grow_so_that_copies_begin_at_once_and_do_not_end_together(
+    path: Path, monkeypatch: pytest.MonkeyPatch, cache: Any
+) -> None:
+    """A disk's reads do not: it brings large ones at once."""
+    if cache == "avoid":
+        need("o_direct")
+    relay_pipe._forget()
+    monkeypatch.setattr(relay_pipe, "workers", lambda relays: 5)
+    sizes: list[int] = []
+    plain = relay_pipe.Pipe._start
+
+    def start(self: relay_pipe.Pipe, owner: uring_relay.UringRelay, unit: relay_pipe.Unit) -> None:
+        plain(self, owner, unit)
+        sizes.append(unit.nbytes)
+
+    monkeypatch.setattr(relay_pipe.Pipe, "_start", start)
+    reads = Reads(path)
+    assert reads.start(cache)[0].result(PATIENCE).nbytes == NBYTES
+    assert all(reads.are_right())
+    unit = max(sizes)
+    if cache == "use":
+        assert sizes[:4] == [unit * n // 5 // relay_pipe.GRAIN * relay_pipe.GRAIN for n in (1, 2, 3, 4)]
+        assert set(sizes[4:-1]) == {unit}
+    else:
+        assert set(sizes[:-1]) == {unit}
+    reads.close()
+    relay_pipe._forget()
+
+
+def test_what_has_arrived_is_joined_before_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the transfer would wait for it then."""
+    monkeypatch.setattr(prepare, "KERNEL_CHUNK_CACHED", 8 * MIB)
+    parts: list[int] = []
+    told: list[int] = []
+    plain = uring_relay.UringRelay._report
+
+    def report(self: uring_relay.UringRelay) -> Any:
+        arrived = sum(p.nbytes for p in self.arrived)
+        parts.append(len(self.arrived))
+        pieces = plain(self)
+        assert sum(p.nbytes for p in pieces) == arrived
+        told.append(len(pieces))
+        return pieces
+
+    monkeypatch.setattr(uring_relay.UringRelay, "_report", report)
+    reads = Reads(path)
+    receipt = reads.start()[0].result(PATIENCE)
+    assert (receipt.nbytes, len(receipt.segments)) == (NBYTES, 1)
+    assert sum(told) < sum(parts) / 2
+    assert all(reads.are_right())
+    reads.close()
+
+
 @pytest.mark.parametrize(
     ("cores", "relays", "most"), [(16, 1, 14), (16, 4, 3), (8, 1, 7), (2, 1, 1), (2, 9, 1)]
 )
