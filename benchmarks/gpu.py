@@ -23,6 +23,7 @@ import common
 import files
 from common import GIB
 from gpu_floors import floors
+from gpu_tune import tune_section
 from gpu_ways import Bench, direct_read, loaders
 
 SECTIONS = ("limits", "warm", "cold", "async", "latency", "first", "write", "two-cores", "reread", "tune")
@@ -245,37 +246,6 @@ def write_section(bench: Bench, nbytes: int = 4 << 30) -> None:
     finally:
         bench.nbytes, bench.runs = keep, runs
         clear()
-
-
-def tune_section(bench: Bench) -> None:
-    """Ring threads x page-cache DMA threads, page-cached, one by one (a figure for the choice, not a race)."""
-    from nobounce import config
-
-    common.warm(bench.path)
-    ways = {}
-    for ring, dma in (
-        (1, 1),
-        (1, 2),
-        (2, 1),
-        (4, 1),
-        (6, 1),
-        (8, 1),
-        (4, 2),
-        (8, 2),
-        (8, 0),
-        (12, 0),
-        (16, 0),
-    ):
-
-        def one(ring: int = ring, dma: int = dma) -> Any:
-            config.override(config.Settings(io_threads=ring, page_cache_dma=str(dma)))
-            return loaders(bench)["nobounce"]()
-
-        ways[f"ring {ring} + dma {dma}"] = one
-    runs, bench.runs = bench.runs, 3
-    bench.race("tune", ways, lambda: None)
-    bench.runs = runs
-    config.override(None)
 
 
 def reread(bench: Bench, args: argparse.Namespace) -> None:

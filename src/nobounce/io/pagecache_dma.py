@@ -96,7 +96,9 @@ class PageCacheDma:
             if not _keeper.make_room():
                 return 0
         try:
-            address = libc.map_file(self._target.buffered_fd, file_offset, nbytes)
+            # Registering fills page tables too, but for one thread after the other: several do it before, side by side.
+            several = self._target.dma_workers > 1
+            address = libc.map_file(self._target.buffered_fd, file_offset, nbytes, populate=several)
         except OSError:
             _release(nbytes)
             return 0

@@ -45,7 +45,8 @@ KERNEL_CHUNK, KERNEL_CHUNK_CACHED = 64 << 20, 256 << 20
 """Bytes that it is given at a time. An interrupt waits for the end of them, which from a disk takes its time; from the page cache
 the time between two of them is what counts."""
 BESIDE_SLOTS = 4
-"""Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a few are enough."""
+"""Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a few are enough; 0 for
+none."""
 STREAM_NBYTES = KERNEL_SLOTS * SLOT_NBYTES
 """Bytes of the ring that one stream may hold where HIPFILE_ASYNC_BUFFER_SIZE says nothing: as much as a synchronous transfer,
 divided when there are more of them. The hipfile module keeps hipFile's 16 MiB."""
@@ -207,7 +208,7 @@ def make_job(
     kernels = relayed and request.op == "read" and (beside or not dma)
     if ring is not None and kernels and kernel_relay(request.nbytes, pool.scheduler, beside=beside):
         if beside:
-            kernel, width = BESIDE_SLOTS, dma + 1
+            kernel, width = BESIDE_SLOTS, dma + bool(BESIDE_SLOTS)
         else:
             kernel, width = KERNEL_SLOTS, 1
             chunk_nbytes = max(chunk_nbytes, KERNEL_CHUNK_CACHED if all_cached else KERNEL_CHUNK)

@@ -22,6 +22,7 @@ _SYS_PROCESS_MADVISE = 440
 _MOST_RANGES = 1024
 _PROT_READ = 1
 _MAP_SHARED = 1
+_MAP_POPULATE = 0x8000
 _MAP_FAILED = ctypes.c_size_t(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -116,9 +117,10 @@ def _populate_pages(pages: range) -> None:
         _madvise(page, PAGE, _MADV_POPULATE_WRITE)
 
 
-def map_file(fd: int, file_offset: int, nbytes: int) -> int:
-    """Map a page-aligned range of a file, shared and for reading only. Raises OSError."""
-    address: int = _mmap(0, nbytes, _PROT_READ, _MAP_SHARED, fd, file_offset)
+def map_file(fd: int, file_offset: int, nbytes: int, *, populate: bool = False) -> int:
+    """Map a page-aligned range of a file, shared and for reading only; `populate`: its page tables too. Raises OSError."""
+    flags = _MAP_SHARED | (_MAP_POPULATE if populate else 0)
+    address: int = _mmap(0, nbytes, _PROT_READ, flags, fd, file_offset)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
