@@ -65,6 +65,11 @@ QUIRKS = (
         "128",
         "There is no flag for read-only host memory: it is registered as memory that may be written.",
     ),
+    Quirk(
+        "hip",
+        "88",
+        "The bindings' hipThreadExchangeStreamCaptureMode takes no mode: the runtime asks the library for the function.",
+    ),
     Quirk("hip", "symbols", "hipGetProcAddress, hence direct I/O, came with 6.2.", versions="-6.1"),
     Quirk(
         "hip",
