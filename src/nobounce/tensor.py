@@ -296,6 +296,13 @@ class Tensor:
         return f"<Tensor {self._dtype.name} {list(self._shape)} on {self.device.name}>"
 
 
+def looks_on(buffer: Buffer, framework: Literal["numpy", "torch"] | None) -> bool:
+    """Whether what `Tensor.maker` makes looks at the buffer's own memory, so that it can be made before the bytes are there."""
+    if framework is None or buffer.is_host_accessible:
+        return True
+    return framework == "torch" and buffer.device.capabilities.dlpack_device_type is not None
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides, in elements, of a C-contiguous array."""
     strides, step = [], 1

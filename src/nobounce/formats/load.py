@@ -29,7 +29,7 @@ from nobounce.io.fresh import get_ready, read_fresh
 from nobounce.io.populate import MIN_NBYTES, Populate, populate_ahead
 from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require
-from nobounce.tensor import Tensor
+from nobounce.tensor import Tensor, looks_on
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -257,7 +257,7 @@ def _load_one(
             slab = device.allocate(spot.slab_nbytes)
             build = functools.partial(_hand_out, made, one.header, spot, slab, framework)
             # What only looks at the memory can be made while it is being filled.
-            early = not spot.moves and (framework is None or slab.is_host_accessible)
+            early = not spot.moves and looks_on(slab, framework)
             if slab.is_host_accessible and _is_cold(file, spot, require, cache):
                 ahead = populate_ahead(slab)
             where = spot.nbytes, spot.file_offset, 0
