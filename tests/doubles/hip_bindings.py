@@ -87,7 +87,11 @@ EXCHANGE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 
 UNSAFE = frozenset(
     {
+        "hipDeviceSynchronize",
         "hipMalloc",
+        "hipMallocAsync",
+        "hipMemcpy",
+        "hipMemset",
         "hipFree",
         "hipHostMalloc",
         "hipHostFree",

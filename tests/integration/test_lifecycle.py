@@ -176,8 +176,8 @@ main = threading.main_thread().ident
 caught = 0
 signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
 for n in range(30):
-    signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0003 * n)
-    try:
+    try:  # on a busy machine the signal comes before the next line
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0003 * n)
         while True:
             f.read(b)
     except KeyboardInterrupt:

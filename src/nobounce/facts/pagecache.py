@@ -81,6 +81,9 @@ def sample(fd: int, file_offset: int, nbytes: int) -> Residency:
 
     No page is asked twice: one that was missed is being read by then.
     """
+    nowait = getattr(os, "RWF_NOWAIT", None)
+    if nowait is None:  # an interpreter built for a C library from before preadv2
+        return Residency(None, nbytes, "unknown")
     hits = 0
     byte = bytearray(1)
     first = file_offset // _PAGE
@@ -89,7 +92,7 @@ def sample(fd: int, file_offset: int, nbytes: int) -> Residency:
     for n in range(parts):
         page = first + _places.randrange(pages * n // parts, pages * (n + 1) // parts)
         try:
-            hits += os.preadv(fd, [byte], max(page * _PAGE, file_offset), os.RWF_NOWAIT)
+            hits += os.preadv(fd, [byte], max(page * _PAGE, file_offset), nowait)
         except OSError as e:
             if e.errno != errno.EAGAIN:
                 return Residency(None, nbytes, "unknown")

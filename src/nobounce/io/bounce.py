@@ -235,9 +235,10 @@ class Ring:
             with self._changed.mutex:
                 self._changed.wait_for(lambda: bool(self._streams), 0.1)
 
-    def return_stream(self, stream: int) -> None:
+    def return_stream(self, stream: int, *, aside: bool = False) -> None:
+        """`aside`: copies of other transfers may still be under way on it, so whoever wants one next had better take another."""
         with self._changed.mutex:
-            self._streams.append(stream)
+            self._streams.insert(0 if aside else len(self._streams), stream)
             self._changed.notify_all()
 
     @property

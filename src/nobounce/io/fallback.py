@@ -212,20 +212,22 @@ class Relay:
         """Wait for every copy under way and give slots and stream back; returns their pieces. Raises the first error."""
         pieces = []
         first: BaseException | None = None
-        if self._pending:
-            self._step_in()
-        while self._pending:
-            try:
-                piece, slot = self._settle()
-            except BaseException as e:  # an interrupt too: the others' slots have to go back as well
-                if first is None or not isinstance(e, Exception):
-                    first = e
-                continue
-            self._ring.release(slot)
-            pieces.append(piece)
-        self.step_out()
+        try:
+            if self._pending:
+                self._step_in()
+            while self._pending:
+                try:
+                    piece, slot = self._settle()
+                except BaseException as e:  # an interrupt too: the others' slots have to go back as well
+                    if first is None or not isinstance(e, Exception):
+                        first = e
+                    continue
+                self._ring.release(slot)
+                pieces.append(piece)
+        finally:
+            self.step_out()
         if self._stream is not None:
-            self._ring.return_stream(self._stream)
+            self._ring.return_stream(self._stream, aside=True)
             self._stream = None
         if first is not None:
             raise first

@@ -285,7 +285,8 @@ class File:
         bytes_done: Any = None,
     ) -> Transfer:
         """Read in stream order: after everything before it on `stream`, before everything after. Returns at once; on a GPU a
-        read of up to 64 KiB of page-cached bytes into a stream that has nothing to wait for has ended by then.
+        read of up to 64 KiB of page-cached bytes, unless it is the first, into a stream with nothing to wait for has mostly
+        ended by then.
 
         `nbytes`, `file_offset` and `buffer_offset` may be late-bound (a Cell, a ctypes integer, a 0-d integer array):
         checked now, and read again when the stream gets here unless it is registered with the FIXED flag. `bytes_done`, if

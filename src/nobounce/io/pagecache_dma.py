@@ -95,14 +95,14 @@ class PageCacheDma:
         while not _reserve(nbytes):
             if not _keeper.make_room():
                 return 0
+        quiet = quiet_of(runtime)
+        # Registering fills page tables too, but for one thread after the other: several do it before, side by side.
+        populate = self._target.dma_workers > 1 and quiet is not None and not quiet.gates
         try:
-            # Registering fills page tables too, but for one thread after the other: several do it before, side by side.
-            several = self._target.dma_workers > 1
-            address = libc.map_file(self._target.buffered_fd, file_offset, nbytes, populate=several)
+            address = libc.map_file(self._target.buffered_fd, file_offset, nbytes, populate=populate)
         except OSError:
             _release(nbytes)
             return 0
-        quiet = quiet_of(runtime)
         try:
             if quiet is None or not quiet.try_call():
                 raise OSError(errno.EBUSY, "a stream is held at a gate")

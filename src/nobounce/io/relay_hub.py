@@ -2,7 +2,7 @@
 
 Each thread that waits for the kernel, asks for copies and hands the interpreter's lock to the others takes slots and time from
 them: eight together came to two thirds of what one reaches. So the first of them drives: it starts everybody's reads in turns,
-queues everybody's copies, each on its owner's stream, and passes the role on when its own transfer is over. The others sleep.
+queues everybody's copies on its own stream, and passes the role on when its own transfer is over. The others sleep.
 
 Only who drives touches slots, units, reads and copies; the lock guards who that is and who sleeps.
 """
@@ -97,7 +97,7 @@ class Hub(Pipe):
                 self._error = error
             self.broken = True
             members = list(self.members)
-        self._wait_for_copies()
+        self._wait_for_copies(*([self._driver.stream] if self._driver is not None else []))
         for member in members:
             member.lose(self.failure())
         self._abandon()

@@ -83,8 +83,8 @@ class Pipe:
         self._number = self._direct = 0
         self._stagger = max(1, workers(1))
         self._early = 1
-        """Which of the first reads comes next, one for each worker: a small one, so that copies begin at once, then larger ones, so
-        that they do not all end together."""
+        """Which of the first reads comes next, one less than there are workers: a small one, so that copies begin at once, then larger
+        ones, so that they do not all end together."""
         self._limited = (0, 0)
 
     def _step(self, me: UringRelay) -> None:
@@ -162,7 +162,7 @@ class Pipe:
             return self.unit_nbytes
         room = self.unit_nbytes * self._early // self._stagger // GRAIN * GRAIN
         self._early += 1
-        return max(GRAIN, room)
+        return min(self.unit_nbytes, max(GRAIN, room))
 
     def _harvest(self, me: UringRelay, *, wait: bool) -> None:
         """Hand new reads over, and queue the copies of what has been read."""
@@ -230,9 +230,9 @@ class Pipe:
             return
         self._batches.append(_Batch(owner, stream, event, units, pieces, began))
 
-    def _wait_for_copies(self) -> None:
-        """All that are under way, whatever became of them: their destinations are about to be their owners' again."""
-        for stream in {batch.stream for batch in self._batches}:
+    def _wait_for_copies(self, *more: int) -> None:
+        """All that are under way, on `more` streams too: their destinations are about to be their owners' again."""
+        for stream in {*more, *(batch.stream for batch in self._batches)}:
             self._quiesce(stream)
 
     def _quiesce(self, stream: int) -> None:
@@ -268,9 +268,11 @@ class Pipe:
             owner.arrive(batch.pieces)
             if hooks.watchers:
                 owner.tell(batch.stream, sum(p.nbytes for p in batch.pieces), batch.began)
-        except Exception as e:
+        except BaseException as e:
             self._quiesce(batch.stream)
-            owner.lost = owner.lost or e
+            owner.lost = owner.lost or (e if isinstance(e, Exception) else InterruptedError("interrupted"))
+            if not isinstance(e, Exception):
+                raise
         finally:
             self._free.extend(batch.units)
             self._events.append(batch.event)

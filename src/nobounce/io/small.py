@@ -35,6 +35,7 @@ MOST_NBYTES = 256 << 10
 AT_ONCE_NBYTES = 64 << 10
 """Up to here a submission that waits for the bytes takes no longer than one that puts a gate into the stream."""
 RWF_NOWAIT = 0x8
+HAS_FLAGS = hasattr(os, "RWF_NOWAIT")
 MOST_PLANS = 32
 
 Key = tuple[Any, ...]
@@ -119,6 +120,13 @@ def _hard(request: Request, route: Route) -> bool:
     if code in ("cache-use", "required-fallback"):
         return True
     return not code.endswith("-align") and any(r.code == code for s in route.scores for r in s.refusals)
+
+
+def _read(fd: int, ring: Ring, slot: int, nbytes: int, file_offset: int, flags: int) -> int:
+    """Into a slot. The interpreter's own call takes half of what one on an address does; built for an old C library it has no flags."""
+    if flags and not HAS_FLAGS:
+        return rawio.read_plain(fd, slot, nbytes, file_offset, flags)
+    return os.preadv(fd, (ring.view(slot)[:nbytes],), file_offset, flags)
 
 
 class SmallRead:
@@ -231,7 +239,7 @@ class SmallRead:
     def _relay(
         self, calls: CopyCalls, ring: Ring, stream: int, borrowed: tuple[int, int], flags: int
     ) -> bool:
-        """Through a slot and a private stream, in which nothing is left; whether every byte is where it belongs."""
+        """Through a slot and a private stream, in which hardly ever something is left; whether every byte is where it belongs."""
         t, slot = self.target, borrowed[0]
         nbytes, file_offset, buffer_offset = self._where
         watched = bool(hooks.watchers)
@@ -242,8 +250,7 @@ class SmallRead:
             got = rawio.read_plain(t.relay_fd, slot, ask, file_offset - lead)
         else:
             lead = 0
-            # The interpreter's own call takes half of what one on an address does.
-            got = os.preadv(t.buffered_fd, (ring.view(slot)[:nbytes],), file_offset, flags)
+            got = _read(t.buffered_fd, ring, slot, nbytes, file_offset, flags)
         if got < lead + nbytes:
             return False
         copied, there = False, THREADS.now() if watched else 0.0

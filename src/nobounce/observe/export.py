@@ -50,7 +50,7 @@ def make_memory() -> tuple[mmap.mmap, Server]:
         os.ftruncate(fd, NBYTES)
         memory = mmap.mmap(fd, NBYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    except OSError as e:
+    except (OSError, AttributeError) as e:  # the second where the interpreter was built for an old C library
         _log.warning("statistics are visible in this process alone: %s", e)
         if fd >= 0:
             os.close(fd)

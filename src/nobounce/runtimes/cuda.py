@@ -17,7 +17,7 @@ from typing import Any, cast
 from nobounce.errors import DeviceError, UnavailableError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import gpu_table as table
-from nobounce.runtimes.base import DeviceInfo, DirectIO, PointerInfo
+from nobounce.runtimes.base import LEGACY_STREAM, DeviceInfo, DirectIO, PointerInfo
 from nobounce.runtimes.cufile import CuFileDirect
 from nobounce.runtimes.gpu import GpuRuntime
 from nobounce.runtimes.gpu_adapter import Adapter, Call
@@ -79,6 +79,7 @@ class CudaAdapter(Adapter):
 
     name = "cuda"
     dlpack_device_type = 2
+    legacy, asks_aside = LEGACY_STREAM, True
 
     def __init__(self, driver: Any, runtime: Any) -> None:
         self._driver, self._runtime = driver, runtime

@@ -50,6 +50,10 @@ class Adapter(ABC):
 
     name: str
     dlpack_device_type: int
+    legacy: int
+    """The handle to ask of the legacy stream; 0 may be the calling thread's own."""
+    asks_aside: bool
+    """Whether a query of the legacy stream leaves nothing behind in it that blocking streams would wait for."""
 
     def __getattr__(self, op: str) -> Call:
         row = ROWS.get(op)

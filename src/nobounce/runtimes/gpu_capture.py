@@ -2,8 +2,9 @@
 
 A capture in CUDA's and HIP's default mode forbids whatever might be unsafe to every thread that is in that mode itself, and
 ends when one does it all the same (HIP rule 88): asking an event, pinning memory, freeing. I/O threads would end the captures of
-a program that never heard of them, so they leave that mode for good, and a caller's thread does for a call that it did not ask
-for. What is captured stays refused: the mode says nothing of the captured stream itself.
+a program that never heard of them, so they leave that mode for good with their first call here, and a caller's thread leaves it
+for the calls of a relay and for what allocates. What is captured stays refused: the mode says nothing of the captured stream
+itself. The vendors' direct I/O (cuFile, hipAmdFile) is called as it is.
 
 The vendors' bindings swap the mode by value, or not at all; the function wants a pointer.
 """
@@ -40,6 +41,12 @@ class Captures:
         if mode != RELAXED:
             self._swap(mode)
 
+    def undo(self) -> None:
+        """After an interrupt somewhere in `relax`: what it replaced, if it got so far, lies where the vendor's function put it."""
+        cell, _ = getattr(self._local, "cell", (None, None))
+        if cell is not None:
+            self.restore(int(cell.value))
+
     def forget(self) -> None:
         """In a forked child the vendor's library is of no use."""
         self._found, self._exchange = True, None
@@ -52,7 +59,7 @@ class Captures:
         try:
             cell, pointer = self._local.cell
         except AttributeError:
-            cell = ctypes.c_int()
+            cell = ctypes.c_int(RELAXED)
             pointer = ctypes.pointer(cell)
             self._local.cell = cell, pointer
         cell.value = mode
@@ -76,11 +83,23 @@ class Apart(contextlib.AbstractContextManager[T]):
 
     def __enter__(self) -> T:
         self._on.__enter__()
-        self._mode = self._captures.relax()
-        return self.inside()
+        try:
+            self._mode = self._captures.relax()
+            return self.inside()
+        except BaseException:
+            try:
+                self._captures.undo()
+            finally:
+                self._on.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._captures.restore(self._mode)
-        self._on.__exit__(kind, error, trace)
+        try:
+            self._captures.restore(self._mode)
+        except BaseException:
+            self._captures.restore(self._mode)
+            raise
+        finally:
+            self._on.__exit__(kind, error, trace)

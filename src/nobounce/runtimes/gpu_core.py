@@ -105,10 +105,10 @@ class GpuCore(Runtime):
         return _NOTHING
 
     def _start_thread(self) -> None:
-        if self._count == 1:
-            self._adapter.start_thread()
         if self.scheduler.is_own_thread():
             self._captures.relax()
+        if self._count == 1:
+            self._adapter.start_thread()
         self._local.started = True
 
     def _apart(self, device: int) -> On:
@@ -174,16 +174,16 @@ class GpuCore(Runtime):
         and whose query asks them all (HIP rules 15, 18); that of a captured stream would end the capture."""
         mine, a = self._streams.get(stream), self._adapter
         try:
-            if mine is not None:
-                alone = mine.nonblocking
-            else:
-                own = stream > PER_THREAD_STREAM
-                alone = own and bool(a.stream_flags(stream) & STREAM_NONBLOCKING)
-            if a.stream_capture(stream):
-                return False
-            if not alone and stream > LEGACY_STREAM and a.stream_capture(NULL_STREAM):
-                return False
-            return bool(a.stream_query(stream if alone else NULL_STREAM))
+            if stream > LEGACY_STREAM:
+                if mine is not None:
+                    alone = mine.nonblocking
+                else:
+                    alone = stream > PER_THREAD_STREAM and a.stream_flags(stream) & STREAM_NONBLOCKING
+                if not (alone or a.asks_aside) or a.stream_capture(stream) or not a.stream_query(stream):
+                    return False
+                if alone:
+                    return True
+            return not a.stream_capture(a.legacy) and bool(a.stream_query(a.legacy))
         except DeviceError:
             return False
 

@@ -22,7 +22,7 @@ from nobounce.errors import DeviceError, UnavailableError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import gpu_table as table
 from nobounce.runtimes.amdfile import AmdFileDirect
-from nobounce.runtimes.base import DeviceInfo, DirectIO, PointerInfo
+from nobounce.runtimes.base import NULL_STREAM, DeviceInfo, DirectIO, PointerInfo
 from nobounce.runtimes.gpu import GpuRuntime
 from nobounce.runtimes.gpu_adapter import Adapter, Call
 
@@ -77,6 +77,10 @@ class HipAdapter(Adapter):
 
     name = "hip"
     dlpack_device_type = 10
+    legacy, asks_aside = (
+        NULL_STREAM,
+        False,
+    )  # it queues a marker behind every busy blocking stream, for the null handle alone
 
     def __init__(self, hip: Any) -> None:
         self._hip = hip

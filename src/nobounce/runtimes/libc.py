@@ -103,7 +103,10 @@ def _populate_pages(pages: range) -> None:
     done = 0
     try:
         fd = os.pidfd_open(os.getpid()) if len(pages) > 1 else -1
-    except OSError:  # a full descriptor table: one call for each page does as well
+    except (
+        OSError,
+        AttributeError,
+    ):  # a full table of descriptors, or an old C library: one call for each page does as well
         fd = -1
     if fd >= 0:
         try:

@@ -96,6 +96,11 @@ def test_where_neither_works_a_mapping_is_asked_unless_it_lies(
     assert residency(fd, 0, 4 * MIB) == Residency(None, 4 * MIB, "unknown")
 
 
+def test_an_interpreter_without_preadv2_cannot_sample(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "RWF_NOWAIT")
+    assert sample(fd, 0, 4096) == Residency(None, 4096, "unknown")
+
+
 def test_what_cannot_be_sampled_is_unknown() -> None:
     read, write = os.pipe()
     try:

@@ -116,11 +116,20 @@ def test_behind_work_it_waits_and_reads_what_the_file_holds_then(
     o.close()
 
 
-@pytest.mark.parametrize("on", ["null", "legacy", "per thread", "blocking", "foreign"])
+STREAMS = ["null", "legacy", "per thread", "blocking", "foreign"]
+
+
+def as_on_cuda(runtime: GpuRuntime) -> None:
+    """Asking the legacy stream leaves nothing in it."""
+    runtime._adapter.asks_aside, runtime._adapter.legacy = True, 1
+
+
+@pytest.mark.parametrize("on", STREAMS)
 def test_a_stream_that_others_are_waited_for_in_is_clear_when_they_are(
     path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, on: str
 ) -> None:
     """The legacy stream waits for every blocking one, and those for it (HIP rules 15, 18); non-blocking ones are nobody's business."""
+    as_on_cuda(runtime)
     o = Opened(path, runtime, monkeypatch)
     blocking, other, aside = (o.device.create_stream(nonblocking=n) for n in (False, False, True))
     foreign = runtime._adapter.stream_create(0, 0)
@@ -138,14 +147,54 @@ def test_a_stream_that_others_are_waited_for_in_is_clear_when_they_are(
         f.write(later)
     go.set()
     assert move.result(PATIENCE).nbytes == 4096
-    if on not in (
-        "blocking",
-        "foreign",
-        "per thread",
-    ):  # those begin when they themselves have nothing before them
+    if on in ("null", "legacy"):  # the others begin when they themselves have nothing before them
         assert o.holds(later)
     o.device.sync()
     o.close()
+
+
+@pytest.mark.parametrize("on", STREAMS)
+def test_on_hip_only_a_default_stream_is_asked_for_by_the_null_handle(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, on: str
+) -> None:
+    """A query of the null stream puts a marker into it, behind every busy blocking one and before whatever those do next."""
+    o = Opened(path, runtime, monkeypatch)
+    blocking, foreign = o.device.create_stream(nonblocking=False), runtime._adapter.stream_create(0, 0)
+    stream = {"null": 0, "legacy": 1, "per thread": 2, "blocking": blocking, "foreign": foreign}[on]
+    asked: list[int] = []
+    plain = runtime._adapter.stream_query
+
+    def query(handle: int) -> bool:
+        asked.append(handle)
+        return bool(plain(handle))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime._adapter, "stream_query", query, raising=False)
+        clear = runtime.stream_is_clear(stream if isinstance(stream, int) else stream.handle)
+    default = on in ("null", "legacy")
+    assert clear is default
+    assert asked == ([0] if default else [])
+    assert o.read(stream=stream).result(PATIENCE).nbytes == 4096
+    assert o.gates == (0 if default else 1)
+    o.device.sync()
+    o.close()
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_where_null_is_the_thread_s_own_stream_the_legacy_one_is_asked_by_its_number(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, handle: int
+) -> None:
+    """CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1 makes it so."""
+    as_on_cuda(runtime)
+    asked: list[int] = []
+
+    def query(stream: int) -> bool:
+        asked.append(stream)
+        return stream != 1
+
+    monkeypatch.setattr(runtime._adapter, "stream_query", query, raising=False)
+    assert not runtime.stream_is_clear(handle)
+    assert asked[-1] == 1
 
 
 @pytest.mark.parametrize("why", ["captured", "legacy captured", "cannot say", "fails"])
@@ -161,7 +210,8 @@ def test_a_stream_that_may_wait_for_another_gets_a_gate(
         assert not runtime.stream_is_clear(o.stream.handle)
         return
     if why == "legacy captured":  # by a blocking stream, which it waits for
-        monkeypatch.setattr(runtime._adapter, "stream_capture", lambda stream: not stream, raising=False)
+        as_on_cuda(runtime)
+        monkeypatch.setattr(runtime._adapter, "stream_capture", lambda stream: stream == 1, raising=False)
 
     def refused(stream: int) -> int:
         raise DeviceError("stream_capture", RuntimeStatus.NotSupported)
@@ -180,6 +230,7 @@ def test_a_stream_that_may_wait_for_another_gets_a_gate(
 def test_a_foreign_stream_is_asked_for_its_flags(
     path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    as_on_cuda(runtime)
     o = Opened(path, runtime, monkeypatch)
     foreign = {flag: runtime._adapter.stream_create(flag, 0) for flag in (0, 1)}
     for flag, handle in foreign.items():
@@ -193,7 +244,7 @@ def test_a_foreign_stream_is_asked_for_its_flags(
         with monkeypatch.context() as patch:
             patch.setattr(runtime._adapter, "stream_query", query, raising=False)
             assert o.read(stream=handle).result(PATIENCE).nbytes == 4096
-        assert asked == [handle if flag else 0]
+        assert asked == ([handle] if flag else [handle, 1])
         assert o.gates == 0
     o.close()
 
@@ -218,6 +269,25 @@ def test_what_is_not_in_the_page_cache_is_not_waited_for(
     assert move.result(PATIENCE).nbytes == 4096
     assert flags == [small.RWF_NOWAIT, 0]
     assert o.holds(path.read_bytes()[at : at + 4096])
+    o.close()
+
+
+def test_an_interpreter_without_preadv2_reads_by_the_c_library_s_own(
+    path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was built for a C library from before it."""
+    o = Opened(path, runtime, monkeypatch)
+    plain = os.preadv
+
+    def preadv(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags:
+            raise NotImplementedError("preadv2")
+        return plain(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(small, "HAS_FLAGS", False)
+    assert o.read(at=4096).done()
+    assert o.holds(path.read_bytes()[4096:8192])
     o.close()
 
 

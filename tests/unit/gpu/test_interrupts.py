@@ -167,6 +167,40 @@ def test_an_interrupt_at_any_line_of_a_submission_leaves_no_gate_closed(
     assert hit > 50
 
 
+@pytest.mark.parametrize("on", ["sync", "stream"])
+def test_an_interrupt_at_any_line_leaves_the_caller_s_capture_mode_as_it_was(
+    tmp_path: Path, runtime: GpuRuntime, on: str
+) -> None:
+    """A thread left in relaxed mode would no longer be warned of what does not belong into its graphs."""
+    path = tmp_path / "data.bin"
+    path.write_bytes(os.urandom(8192))
+    double: Any = runtime._adapter
+    hit, done = 0, False
+    device = Device._of(runtime, 0)
+    with nobounce.open(path) as f, device.allocate(8192) as buffer, device.create_stream() as stream:
+        f.read(buffer, nbytes=4096, cache="use")
+        while not done:
+            engine.engine_for(runtime).rings._rings.clear()  # an interrupt may cost a slot
+            f._plans.clear()
+            f.read(buffer, nbytes=4096, cache="use")
+            interrupt = Interrupt(hit + 1)
+            try:
+                sys.settrace(interrupt)
+                if on == "sync":
+                    f.read(buffer, nbytes=4096, cache="use", file_offset=1)
+                else:
+                    f.read_async(buffer, stream=stream, nbytes=4096, cache="use", file_offset=1)
+                done = True
+            except KeyboardInterrupt:
+                hit += 1
+            finally:
+                sys.settrace(None)
+            assert double._hip.mode() == 0, interrupt.where
+            assert _settled(runtime), interrupt.where
+            buffer._uses = 0
+    assert hit > 50
+
+
 def test_a_small_read_whose_gate_is_refused_gives_its_buffer_back_once(
     tmp_path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,17 @@ def test_behind_a_gate_a_stream_is_waited_for_and_not_made(rig: Rig) -> None:
     assert rig.made == AHEAD
 
 
+def test_a_stream_that_copies_of_others_may_be_on_is_the_last_to_be_taken_again(rig: Rig) -> None:
+    """Whoever takes one for a small read waits for all that is on it."""
+    rig.ring.prepare(1, 1)
+    held = [rig.ring.copy_stream() for _ in range(AHEAD)]
+    for stream in held[1:]:
+        rig.ring.return_stream(stream)
+    rig.ring.return_stream(held[0], aside=True)
+    taken = [rig.ring.copy_stream() for _ in range(AHEAD)]
+    assert taken[-1] == held[0]
+
+
 def test_the_first_streams_wait_for_the_gates_that_are_closed(rig: Rig) -> None:
     rig.close_gate()
     done = threading.Event()

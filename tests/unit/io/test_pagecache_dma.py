@@ -247,7 +247,7 @@ def test_a_worker_that_has_a_copy_stream_waits_for_no_second_one(
         takers.append(get_ident())
         return take(self)
 
-    def given(self: Ring, stream: int) -> None:
+    def given(self: Ring, stream: int, **where: bool) -> None:
         takers.remove(get_ident())
         give(self, stream)
 

