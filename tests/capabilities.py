@@ -276,6 +276,35 @@ CAPABILITIES["cuda"] = lambda: _cuda_devices(1)
 CAPABILITIES["two-cuda-devices"] = lambda: _cuda_devices(2)
 
 
+_REGISTER = """
+import os, sys
+from cuda.bindings import cufile, runtime
+
+runtime.cudaSetDevice(0)
+cufile.set_parameter_bool(int(cufile.BoolConfigParameter.PROPERTIES_ALLOW_COMPAT_MODE), True)
+cufile.driver_open()
+file = cufile.Descr()
+file.type, file.handle.fd = int(cufile.FileHandleType.OPAQUE_FD), os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+cufile.handle_deregister(cufile.handle_register(file.ptr))
+"""
+
+
+@_capability("cufile-registers")
+def _cufile_registers() -> str:
+    """cuFile alone, without a line of ours: on virtual machines without udev's data libcufile 1.15 refuses a file, or dies of it."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(65536))
+        file.flush()
+        command = [sys.executable, "-c", _REGISTER, file.name]
+        quiet = {**os.environ, "CUFILE_LOGFILE_PATH": os.devnull}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=quiet, check=False)
+    if done.returncode < 0:
+        return f"cuFileHandleRegister ends by signal {-done.returncode}"
+    return (
+        (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1] if done.returncode else ""
+    )
+
+
 @_capability("no-nvidia-fs")
 def _no_nvidia_fs() -> str:
     return "nvidia-fs is loaded" if Path("/proc/driver/nvidia-fs").exists() else ""

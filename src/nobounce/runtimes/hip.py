@@ -77,10 +77,8 @@ class HipAdapter(Adapter):
 
     name = "hip"
     dlpack_device_type = 10
-    legacy, asks_aside = (
-        NULL_STREAM,
-        False,
-    )  # it queues a marker behind every busy blocking stream, for the null handle alone
+    # A query by the null handle, and by no other, queues a marker behind every busy blocking stream.
+    legacy, asks_aside = NULL_STREAM, False
 
     def __init__(self, hip: Any) -> None:
         self._hip = hip

@@ -103,11 +103,8 @@ def _populate_pages(pages: range) -> None:
     done = 0
     try:
         fd = os.pidfd_open(os.getpid()) if len(pages) > 1 else -1
-    except (
-        OSError,
-        AttributeError,
-    ):  # a full table of descriptors, or an old C library: one call for each page does as well
-        fd = -1
+    except (OSError, AttributeError):
+        fd = -1  # a full table of descriptors, or an old C library: one call for each page does as well
     if fd >= 0:
         try:
             ranges = array.array("Q", [n for page in pages for n in (page, PAGE)])

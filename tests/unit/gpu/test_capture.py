@@ -77,11 +77,12 @@ def test_reads_do_not_end_it(
 
 
 def test_a_load_does_not_end_it(tmp_path: Path, double: HipDouble, runtime: GpuRuntime) -> None:
-    numpy = pytest.importorskip("safetensors.numpy")
+    need("safetensors")
     import numpy as np
+    from safetensors.numpy import save_file
 
     made = {"a": np.arange(1 << 20, dtype=np.float32), "b": np.ones(3, np.uint8)}
-    numpy.save_file(made, tmp_path / "m.safetensors")
+    save_file(made, tmp_path / "m.safetensors")
     double.capturing = "open"
     model = nobounce.load(tmp_path / "m.safetensors", device=Device._of(runtime, 0), align=256)
     assert double.capturing == "open"

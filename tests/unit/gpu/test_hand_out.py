@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from tests.capabilities import need
 from tests.doubles.hip_bindings import HipDouble
 
 import nobounce
@@ -37,8 +38,10 @@ def test_it_is_made_early_where_it_looks_at_the_memory_itself(
     framework: Framework | None,
     looks: bool,
 ) -> None:
-    save = pytest.importorskip("safetensors.numpy").save_file
-    save({"a": np.arange(1 << 18, dtype=np.float32)}, tmp_path / "m.safetensors")
+    need("safetensors")
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.arange(1 << 18, dtype=np.float32)}, tmp_path / "m.safetensors")
     where = Device._of(hip.load(HipDouble(devices=1)), 0) if device == "gpu" else Device(device)
     with where.allocate(4096) as buffer:
         assert looks_on(buffer, framework) is looks
