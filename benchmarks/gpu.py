@@ -22,11 +22,25 @@ from typing import Any
 import common
 import files
 from common import GIB
+from gpu_first import first_section
 from gpu_floors import floors
+from gpu_pieces import pieces_section
 from gpu_tune import tune_section
 from gpu_ways import Bench, direct_read, loaders
 
-SECTIONS = ("limits", "warm", "cold", "async", "latency", "first", "write", "two-cores", "reread", "tune")
+SECTIONS = (
+    "limits",
+    "warm",
+    "cold",
+    "async",
+    "latency",
+    "first",
+    "write",
+    "two-cores",
+    "reread",
+    "pieces",
+    "tune",
+)
 
 
 def limits(bench: Bench) -> None:
@@ -182,36 +196,6 @@ def latency_section(bench: Bench) -> None:
         )
 
 
-FIRST = """
-import sys, time, torch
-torch.zeros(1, device=sys.argv[2]); torch.cuda.synchronize()
-import nobounce, nobounce.formats.load
-begin = time.perf_counter()
-with nobounce.open(sys.argv[1]) as f, nobounce.Device(sys.argv[2]).allocate(64 << 20) as b:
-    f.read(b, cache="use")
-print(time.perf_counter() - begin)
-"""
-
-
-def first_section(bench: Bench) -> None:
-    """First use beyond context creation: a 64 MiB read in a fresh process whose context is there."""
-    common.warm(bench.path)
-    found = []
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", FIRST, str(bench.path), bench.device],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        found.append(float(done.stdout) * 1e3)
-    bench.notes["first_use_ms"] = found
-    print(
-        "first use beyond the context, 64 MiB read included: " + " ".join(f"{x:.0f}" for x in found) + " ms"
-    )
-
-
 def write_section(bench: Bench, nbytes: int = 4 << 30) -> None:
     """4 GiB from the device to a file, on the disk when it returns."""
     import safetensors.torch
@@ -299,7 +283,7 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=8)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--sections", default=",".join(s for s in SECTIONS if s != "tune"))
+    parser.add_argument("--sections", default=",".join(s for s in SECTIONS if s not in ("pieces", "tune")))
     parser.add_argument("--ways", default="", help="beginnings of names of loaders, by commas; all if empty")
     parser.add_argument("--label", default="gpu")
     parser.add_argument("--json", type=Path)
@@ -333,6 +317,7 @@ def main() -> int:
         "write": lambda: write_section(bench),
         "two-cores": lambda: two_cores(bench, args),
         "reread": lambda: reread(bench, args),
+        "pieces": lambda: pieces_section(bench),
         "tune": lambda: tune_section(bench),
     }
     for name in args.sections.split(","):

@@ -23,10 +23,12 @@ from nobounce.formats.columnscan import PART
 from nobounce.formats.header import Header, read_header
 from nobounce.formats.index import ModelFiles, resolve, verify_index
 from nobounce.formats.placement import Placement, check_align, place, rounds
+from nobounce.formats.slab import SlabAhead
 from nobounce.io.file import File
 from nobounce.io.file import open as open_file
 from nobounce.io.fresh import get_ready, read_fresh
 from nobounce.io.populate import MIN_NBYTES, Populate, populate_ahead
+from nobounce.io.prepare import look
 from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require
 from nobounce.tensor import Tensor, looks_on
@@ -68,8 +70,13 @@ def _nothing(*_: object) -> None:
 class Opened:
     """A checked file of the model; descriptors are bounded, so it may be closed and opened again."""
 
-    def __init__(self, path: str, meanwhile: Callable[[int], None] = _nothing) -> None:
-        self.path, self._meanwhile = path, meanwhile
+    def __init__(
+        self,
+        path: str,
+        meanwhile: Callable[[int], None] = _nothing,
+        announce: Callable[[int, int], None] = _nothing,
+    ) -> None:
+        self.path, self._meanwhile, self._announce = path, meanwhile, announce
         self.file = open_file(path)
         try:
             self._identity = self._look()
@@ -102,7 +109,8 @@ class Opened:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _fetch(self, cold: bool, data_offset: int) -> None:
-        """Have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
+        """Tell where the data section begins, and have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
+        self._announce(data_offset, self._identity[2])
         if data_offset > PIECE:
             os.posix_fadvise(self.file.fileno(), 0, data_offset, os.POSIX_FADV_WILLNEED)
             nbytes = self._identity[2] - data_offset
@@ -159,9 +167,14 @@ class _QuietReader:
         return os.pread(self._fd, nbytes, self._position)
 
 
-def open_model(paths: Paths, meanwhile: Callable[[int], None] = _nothing) -> tuple[ModelFiles, list[Opened]]:
+def open_model(
+    paths: Paths,
+    meanwhile: Callable[[int], None] = _nothing,
+    announce: Callable[[int, int], None] = _nothing,
+) -> tuple[ModelFiles, list[Opened]]:
     """Resolve `paths` and read and check every header. At most `KEEP_OPEN` files stay open. `meanwhile` is called while a disk
-    brings a long header, if there is much behind it.
+    brings a long header, if there is much behind it; `announce` before the first file's header is read, with the offset of its
+    data section and its size in bytes.
 
     Raises FileError, FormatError and ArgumentError; on an error nothing stays open.
     """
@@ -169,7 +182,7 @@ def open_model(paths: Paths, meanwhile: Callable[[int], None] = _nothing) -> tup
     opened: list[Opened] = []
     try:
         for shard in files.shards:
-            one = Opened(shard.path, meanwhile)
+            one = Opened(shard.path, meanwhile, _nothing if opened else announce)
             opened.append(one)
             if len(files.shards) > KEEP_OPEN:
                 one.file.close()
@@ -213,20 +226,25 @@ def load(
     target = (
         device if isinstance(device, Device) else Device(device) if device is not None else default_device()
     )
-    files, opened = open_model(paths, lambda nbytes: get_ready(target._runtime, nbytes, require, cache))
     model = Model()
-    model.device, model.metadata = target, {}
-    model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))
     receipts: list[Receipt] = []
+    opened: list[Opened] = []
+    slabs = SlabAhead(target)
     try:
+        files, opened = open_model(
+            paths, lambda nbytes: get_ready(target._runtime, nbytes, require, cache), slabs.begin
+        )
+        model.device, model.metadata = target, {}
+        model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))
         for one in opened:
-            receipts.append(_load_one(model, one, target, framework, require, cache, want, progress))
+            receipts.append(_load_one(model, one, slabs, target, framework, require, cache, want, progress))
             model.metadata = {**one.header.metadata, **model.metadata}
     except BaseException:
         model.clear()  # the error's traceback would keep it, and the memory with it
         raise
     finally:
         close_model(opened)
+        slabs.close()
     model.receipts = tuple(receipts)
     model.receipt = total(receipts)
     return model
@@ -241,6 +259,7 @@ def grain_of(file: File) -> int:
 def _load_one(
     model: Model,
     one: Opened,
+    slabs: SlabAhead,
     device: Device,
     framework: Framework | None,
     require: Require,
@@ -254,16 +273,25 @@ def _load_one(
     try:
         with one.reading() as file:
             spot = place(one.header, align=align, grain=grain_of(file))
-            slab = device.allocate(spot.slab_nbytes)
+            where = spot.nbytes, spot.file_offset, 0
+            held = look(file, device, where, require, cache)
+            slab = slabs.take(spot.slab_nbytes)
             build = functools.partial(_hand_out, made, one.header, spot, slab, framework)
             # What only looks at the memory can be made while it is being filled.
             early = not spot.moves and looks_on(slab, framework)
             if slab.is_host_accessible and _is_cold(file, spot, require, cache):
                 ahead = populate_ahead(slab)
-            where = spot.nbytes, spot.file_offset, 0
             meanwhile = build if early else _nothing
             receipt = read_fresh(
-                file, slab, where, require, cache, meanwhile=meanwhile, beside=ahead, progress=progress
+                file,
+                slab,
+                where,
+                require,
+                cache,
+                meanwhile=meanwhile,
+                beside=ahead,
+                progress=progress,
+                held=held,
             )
             if receipt.nbytes < spot.needed:
                 at = spot.file_offset + receipt.nbytes

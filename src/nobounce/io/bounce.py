@@ -174,7 +174,7 @@ class Ring:
         event = address = 0
         try:
             event = self.runtime.event_create(self.device, timing=False)
-            address = self.runtime.alloc_pinned(self.slot_nbytes)
+            address = self.runtime.alloc_bounce(self.slot_nbytes)
         except OutOfMemoryError:
             return None
         finally:

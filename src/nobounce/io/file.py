@@ -19,7 +19,6 @@ from typing import Any
 from nobounce.buffer import as_buffer
 from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
-from nobounce.facts.block import block_facts
 from nobounce.facts.file import examine
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
@@ -180,6 +179,8 @@ class File:
             else:
                 known = dataclasses.replace(known, direct_fd="ok", direct_probe=self._probe(known, fd))
         if block and not self._block_known:
+            from nobounce.facts.block import block_facts  # for few: most never ask
+
             known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
             self._block_known = True
         self._facts = known

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
 from nobounce.io.engine import engine_for
-from nobounce.io.prepare import Where, transfer
+from nobounce.io.prepare import Held, Where, transfer
 from nobounce.io.receipt import Receipt
 from nobounce.route.types import Cache, Require
 
@@ -33,6 +33,10 @@ SMALL = 1 << 20
 DIRECT_WIDTH = 8
 DIRECT_NBYTES = 16 << 20
 """Direct reads under way at once, and their size: together 3 to 5 % more than 4 of 8 MiB from a disk that holds 2.6 GiB/s."""
+
+HEAD_START, HEAD_START_NBYTES = 1.5e-3, 256 << 20
+"""Seconds that a relay of so many bytes, which takes 5 ms or more, has the interpreter to itself: until its reads are under way it asks
+for the lock every few microseconds, and whoever makes thousands of objects beside it holds it for longer."""
 
 TAIL_NBYTES = 4 << 20
 """The last chunks are cut to this, so that the threads end together and no disk waits for the last of them."""
@@ -82,8 +86,10 @@ def read_fresh(
     meanwhile: Callable[[], None],
     beside: Work | None = None,
     progress: Callable[[str, int], None] | None = None,
+    held: Held = None,
 ) -> Receipt:
     """Read into a buffer that nobody has touched, while `meanwhile` runs on the caller's thread and `beside` on one of the pool.
+    `held` is what `look` found, if somebody has looked at the page cache.
 
     `meanwhile` should let other threads run now and then (Scheduler.sleep(0)). What it raises is raised once no thread works on
     the transfer any more. Else as `prepare.transfer`.
@@ -110,6 +116,8 @@ def read_fresh(
                 team.begin()
         try:
             if failure is None:
+                if job.target.ring is not None and job.requested >= HEAD_START_NBYTES:
+                    pool.scheduler.sleep(HEAD_START)
                 meanwhile()
             else:
                 job.work()  # ends it if no other thread has begun, or ever will
@@ -125,7 +133,7 @@ def read_fresh(
         if failure is not None:
             raise failure
 
-    return transfer(file, "read", buffer, where, require, cache, progress=progress, run=run)
+    return transfer(file, "read", buffer, where, require, cache, progress=progress, run=run, held=held)
 
 
 def _divide(job: Job) -> None:

@@ -96,10 +96,8 @@ class PageCacheDma:
             if not _keeper.make_room():
                 return 0
         quiet = quiet_of(runtime)
-        # Registering fills page tables too, but for one thread after the other: several do it before, side by side.
-        populate = self._target.dma_workers > 1 and quiet is not None and not quiet.gates
         try:
-            address = libc.map_file(self._target.buffered_fd, file_offset, nbytes, populate=populate)
+            address = libc.map_file(self._target.buffered_fd, file_offset, nbytes)
         except OSError:
             _release(nbytes)
             return 0

@@ -22,6 +22,7 @@ from nobounce.route.types import (
     CACHE,
     REQUIRE,
     Cache,
+    CachedRange,
     DirectFacts,
     MemoryFacts,
     MemoryKind,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from nobounce.device import Device
     from nobounce.io.file import File
 
+Held = tuple[CachedRange, ...] | None
+"""What `look` found, where somebody has looked."""
 Where = tuple[int | None, int, int]
 """(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
 
@@ -68,6 +71,7 @@ def transfer(
     fsync: bool = False,
     progress: Callable[[str, int], None] | None = None,
     run: Callable[[Engine, Job], None] = Engine.run,
+    held: Held = None,
 ) -> Receipt:
     """Carry a synchronous transfer out, after the work already in the buffer's stream. `run` brings the job to its end."""
     view = as_buffer(buffer, write=op == "read")
@@ -81,7 +85,7 @@ def transfer(
                 plan = small.find(file, view, require, cache, exact)
                 if plan is not None:
                     return _small(file, view, plan, exact, require, cache)
-            request = make_request(file, op, memory_of(view), view.device, where, require, cache)
+            request = make_request(file, op, memory_of(view), view.device, where, require, cache, held)
             pool = engine_for(view.device._runtime)
             try:
                 route = judge(request)
@@ -134,10 +138,26 @@ def _small(
     return read.receipt
 
 
+def look(file: File, device: Device, where: tuple[int, int, int], require: Require, cache: Cache) -> Held:
+    """What the page cache holds of a read's range; None where its route does not depend on that."""
+    nbytes, file_offset, _ = where
+    if cache != "auto" or require != "auto" or nbytes <= 0 or file_offset < 0:
+        return None
+    return cached_ranges(file.fileno(), file_offset, nbytes, engine_for(device._runtime))
+
+
 def make_request(
-    file: File, op: Op, memory: MemoryFacts, device: Device, where: Where, require: Require, cache: Cache
+    file: File,
+    op: Op,
+    memory: MemoryFacts,
+    device: Device,
+    where: Where,
+    require: Require,
+    cache: Cache,
+    held: Held = None,
 ) -> Request:
-    """The request with every fact its route depends on. Raises ArgumentError for an unknown `require` or `cache`."""
+    """The request with every fact its route depends on, `held` if that is known already. Raises ArgumentError for an unknown
+    `require` or `cache`."""
     if require not in REQUIRE:
         raise ArgumentError(f"require={require!r} is not one of {', '.join(REQUIRE)}")
     if cache not in CACHE:
@@ -166,9 +186,11 @@ def make_request(
         cache=cache,
         earlier_failure=file._failed.get(device.name),
     )
-    if cache == "auto" and op == "read" and require == "auto" and size > 0 and file_offset >= 0:
-        held = cached_ranges(file.fileno(), file_offset, size, engine_for(runtime))
-        request = dataclasses.replace(request, cached=held)
+    if op == "read":
+        exact = size, file_offset, buffer_offset
+        held = look(file, device, exact, require, cache) if held is None else held
+        if held is not None:
+            request = dataclasses.replace(request, cached=held)
     return request
 
 

@@ -1,4 +1,4 @@
-"""The reads and copies of transfers that relay through one ring: slots in units, started in turns, copied as they come.
+"""The reads of transfers that relay through one ring, started in turns by one thread and done by the kernel's workers.
 
 Who calls is one thread at a time (relay_hub); nothing here is locked.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import suppress
 from threading import get_ident
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from nobounce.errors import NobounceError
-from nobounce.io import hooks, uring
+from nobounce.io import uring
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import host_flags
-from nobounce.io.target import Chunk, Piece
+from nobounce.io.relay_copies import Copies
+from nobounce.io.relay_slots import Unit
 
 if TYPE_CHECKING:
     from nobounce.io.uring_relay import UringRelay
@@ -27,6 +26,8 @@ WAIT_PART, WAIT_NBYTES = 4, 4 << 20
 small one it would do little else, and what has come but is not on its way holds memory that could be read into."""
 PEEK = 1e-3
 """Seconds after which a thread that waits for the kernel looks round, where it waits for others too."""
+GLANCE = 1e-4
+"""Seconds after which it does so where something has come whose copy waits for more."""
 MOST_DIRECT = 8
 """Direct reads under way: a disk that is asked for more at once gives less (benchmarks/README.md)."""
 MOST_WORKERS = 14
@@ -42,43 +43,14 @@ _ASYNC = 1 << 4
 _idle: list[uring.Ring] = []
 
 
-class Unit:
-    """A part of a slot. While it is read into: `nbytes` from `file_offset`, `lead` bytes behind its start."""
-
-    __slots__ = ("address", "buffer_offset", "chunk", "file_offset", "lead", "nbytes", "owner", "slot")
-    chunk: Chunk
-    owner: UringRelay
-
-    def __init__(self, slot: tuple[int, int], address: int) -> None:
-        self.slot, self.address = slot, address
-        self.file_offset = self.buffer_offset = self.nbytes = self.lead = 0
-
-
-class _Batch(NamedTuple):
-    """Copies of one transfer that one event of `stream` stands for."""
-
-    owner: UringRelay
-    stream: int
-    event: int
-    units: list[Unit]
-    pieces: list[Piece]
-    began: float
-
-
-class Pipe:
+class Pipe(Copies):
     """Slots of one ring, divided into units of one size, and what is under way in them."""
 
     def __init__(self, ring: Ring, unit_nbytes: int) -> None:
-        self._ring, self.unit_nbytes = ring, unit_nbytes
+        super().__init__(ring, unit_nbytes)
         self._kernel = _take_ring()
-        self._most = 0
-        """Slots that the transfers may hold together."""
         self._todo: deque[UringRelay] = deque()
-        self._held: list[tuple[int, int]] = []
-        self._free: deque[Unit] = deque()
-        self._events: list[int] = []
         self._reading: dict[int, Unit] = {}
-        self._batches: deque[_Batch] = deque()
         self._new: list[tuple[int, ...]] = []
         self._number = self._direct = 0
         self._stagger = max(1, workers(1))
@@ -91,9 +63,10 @@ class Pipe:
         """Do what can be done now, and wait for something unless `me` is ready: the thread that calls is its."""
         self._settle_ended(me)
         self._drop_the_failed()
+        self._grew = False
         self._start_reads(me)
-        if self._reading:
-            self._harvest(me, wait=not me.is_ready())
+        if self._reading or self._come:
+            self._harvest(me, wait=not (self._grew or me.is_ready()))
         elif self._batches:
             self._settle_oldest(me)
         elif self._todo and not self._held:
@@ -110,7 +83,7 @@ class Pipe:
                 owner.chunk = None
 
     def _start_reads(self, me: UringRelay) -> None:
-        while len(self._reading) < DEPTH and (owner := self._next()) is not None:
+        while not self._grew and len(self._reading) < DEPTH and (owner := self._next()) is not None:
             unit = self._unit(me)
             if unit is None:
                 return
@@ -165,7 +138,7 @@ class Pipe:
         return min(self.unit_nbytes, max(GRAIN, room))
 
     def _harvest(self, me: UringRelay, *, wait: bool) -> None:
-        """Hand new reads over, and queue the copies of what has been read."""
+        """Hand new reads over, and take those that have ended on to their copies."""
         import numpy as np
 
         kernel = self._kernel
@@ -178,10 +151,9 @@ class Pipe:
             self._new.clear()
         some = min(len(self._reading) // WAIT_PART, WAIT_NBYTES // self.unit_nbytes)
         # One file may be slow, or hang: the others' copies and chunks are looked at all the same.
-        kernel.enter(max(1, some) if wait else 0, PEEK if self._is_shared() else None)
+        patience = GLANCE if self._come else PEEK if self._is_shared() else None
+        kernel.enter(max(1, some) if wait and self._reading else 0, patience)
         ends = kernel.take()
-        if not len(ends):
-            return
         read: list[Unit] = []
         # All of them first: whatever goes wrong with one, nobody waits for the others again.
         ended = [self._reading.pop(number) for number in ends["user_data"].tolist()]
@@ -193,90 +165,8 @@ class Pipe:
             else:
                 self._free.append(unit)
                 unit.owner.out -= 1
-        read.sort(key=_place)
-        first = 0
-        for n in range(1, len(read) + 1):
-            if n == len(read) or read[n].owner is not read[first].owner:
-                self._copy(me, read[first].owner, read[first:n])
-                first = n
-
-    def _copy(self, me: UringRelay, owner: UringRelay, units: list[Unit]) -> None:
-        """Queue the copies: one for each run of neighbours, one event behind them all.
-
-        On one stream, whosever they are: side by side they take a tenth longer, and free their units together instead of in turns.
-        """
-        t, stream, copy = owner.target, me.stream, me.calls.copy
-        pieces: list[Piece] = []
-        began = owner.now()
-        try:
-            event = self._event(me)
-            first = 0
-            while first < len(units):
-                u = units[first]
-                nbytes, last = u.nbytes, first + 1
-                while last < len(units) and _follows(u, nbytes, units[last]):
-                    nbytes += units[last].nbytes
-                    last += 1
-                copy(t.address + u.buffer_offset, u.address + u.lead, nbytes, stream)
-                pieces.append(Piece("fallback", u.file_offset, u.buffer_offset, nbytes, u.chunk.reason, True))
-                first = last
-            me.calls.record(event, stream)
-            self._events.remove(event)
-        except Exception as e:
-            owner.lost = owner.lost or e
-            self._quiesce(stream)  # copies that no event tells of may be under way
-            self._free.extend(units)
-            owner.out -= len(units)
-            return
-        self._batches.append(_Batch(owner, stream, event, units, pieces, began))
-
-    def _wait_for_copies(self, *more: int) -> None:
-        """All that are under way, on `more` streams too: their destinations are about to be their owners' again."""
-        for stream in {*more, *(batch.stream for batch in self._batches)}:
-            self._quiesce(stream)
-
-    def _quiesce(self, stream: int) -> None:
-        """Wait for copies that no event tells of, on a stream that may be somebody else's by now."""
-        with suppress(NobounceError):
-            self._ring.runtime.stream_sync(stream)
-
-    def _event(self, me: UringRelay) -> int:
-        """One that no batch has; not that of a slot that is to be given back."""
-        while True:
-            kept = self._held[-1][1] if self._crowded() else 0
-            for event in self._events:
-                if event != kept:
-                    return event
-            self._settle_oldest(me)
-
-    def _settle_ended(self, me: UringRelay) -> None:
-        while self._batches:
-            known = False
-            with suppress(NobounceError):  # waiting for it says the same, and says it to its owner
-                if not me.calls.query(self._batches[0].event):
-                    return
-                known = True
-            self._settle_oldest(me, known=known)
-
-    def _settle_oldest(self, me: UringRelay, *, known: bool = False) -> None:
-        """Wait for the oldest copies, unless they are `known` to be done: their units are free, and their bytes have arrived."""
-        batch = self._batches.popleft()
-        owner = batch.owner
-        try:
-            if not known:
-                me.calls.sync(batch.event)
-            owner.arrive(batch.pieces)
-            if hooks.watchers:
-                owner.tell(batch.stream, sum(p.nbytes for p in batch.pieces), batch.began)
-        except BaseException as e:
-            self._quiesce(batch.stream)
-            owner.lost = owner.lost or (e if isinstance(e, Exception) else InterruptedError("interrupted"))
-            if not isinstance(e, Exception):
-                raise
-        finally:
-            self._free.extend(batch.units)
-            self._events.append(batch.event)
-            owner.out -= len(batch.units)
+        self._came(read)
+        self._send(me, now=not self._reading)
 
     def _abandon(self) -> None:
         """The kernel may write into what is held for good; it ends what is under way by itself."""
@@ -287,6 +177,7 @@ class Pipe:
             self._free,
             self._events,
             self._reading,
+            self._come,
             self._batches,
             self._new,
             self._todo,
@@ -298,7 +189,7 @@ class Pipe:
 
     def _rest(self) -> None:
         """Give the slots back where nothing is under way: whoever holds some is sure to get on."""
-        if self._reading or self._batches:
+        if self._reading or self._come or self._batches:
             return
         for slot in self._held:
             self._ring.release(slot)
@@ -312,69 +203,6 @@ class Pipe:
             _idle.append(self._kernel)
         else:
             self._kernel.close()
-
-    # slots
-
-    def _unit(self, me: UringRelay) -> Unit | None:
-        """A free part of a slot, or of one more slot, if there is any now."""
-        if self._crowded():
-            return self._spare()
-        if not self._free and len(self._held) < self._keeps():
-            slot = self._ring.acquire(wait=False)
-            if slot is not None:
-                self._hold(slot)
-        return self._free.popleft() if self._free else None
-
-    def _hold(self, slot: tuple[int, int]) -> None:
-        self._held.append(slot)
-        self._events.append(slot[1])
-        step = self.unit_nbytes
-        last = self._ring.slot_nbytes - step
-        self._free.extend(Unit(slot, slot[0] + at) for at in range(0, last + 1, step))
-
-    def _keeps(self) -> int:
-        """How many slots should be held at most: somebody may wait for one, or others relay as well by now."""
-        return 1 if self._ring.wanted else min(self._ring.fair, self._most)
-
-    def _crowded(self) -> bool:
-        return len(self._held) > max(1, self._keeps())
-
-    def _spare(self) -> Unit | None:
-        """A unit of the slots that stay, while another one empties to be given back."""
-        self._give_slots()
-        leaving = self._held[-1] if self._crowded() else None
-        for unit in self._free:
-            if unit.slot is not leaving:
-                self._free.remove(unit)
-                return unit
-        return None
-
-    def _give_slots(self) -> None:
-        """Give back slots that nothing is in, as far as there are too many."""
-        for slot in list(self._held):
-            parts = [u for u in self._free if u.slot is slot]
-            whole = self._ring.slot_nbytes // self.unit_nbytes
-            if self._crowded() and len(parts) == whole and slot[1] in self._events:
-                self._held.remove(slot)
-                self._events.remove(slot[1])
-                for part in parts:
-                    self._free.remove(part)
-                self._ring.release(slot)
-
-
-def _place(unit: Unit) -> tuple[int, int]:
-    return id(unit.owner), unit.file_offset
-
-
-def _follows(first: Unit, nbytes: int, unit: Unit) -> bool:
-    """Whether `unit` goes on where `nbytes` from `first` end, in the file, in the slot and at the destination."""
-    return (
-        unit.slot is first.slot
-        and unit.address + unit.lead == first.address + first.lead + nbytes
-        and unit.file_offset == first.file_offset + nbytes
-        and unit.buffer_offset == first.buffer_offset + nbytes
-        and unit.chunk.reason is first.chunk.reason
-    )
 
 
 def _take_ring() -> uring.Ring:

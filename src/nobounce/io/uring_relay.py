@@ -14,7 +14,7 @@ from nobounce.io import fallback, hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import Mover, PartialError, Relay
 from nobounce.io.relay_hub import join, leave
-from nobounce.io.relay_pipe import Unit
+from nobounce.io.relay_slots import Unit
 from nobounce.io.target import Chunk, Piece, Target, joined
 from nobounce.runtimes.base import CopyCalls
 

@@ -156,15 +156,29 @@ class DirectIO(ABC):
 
 
 class CopyCalls(NamedTuple):
-    """`copy(dst, src, nbytes, stream)`, `record(event, stream)`, `sync(event)`, `query(event)`, `finish(stream)`, which waits for
-    all that is in a stream, and `is_clear(stream)`, `Runtime.stream_is_clear`: without detours."""
+    """`copy(dst, src, nbytes, stream)`, `copy_many([(dst, src, nbytes), ...], stream)`, in no order among themselves and not for a
+    default stream, `record(event, stream)`, `sync(event)`, `query(event)`, `finish(stream)`, which waits for all that is in a
+    stream, and `is_clear(stream)`, `Runtime.stream_is_clear`: without detours."""
 
     copy: Callable[[int, int, int, int], None]
+    copy_many: Callable[[list[tuple[int, int, int]], int], None]
     record: Callable[[int, int], None]
     sync: Callable[[int], None]
     query: Callable[[int], bool]
     finish: Callable[[int], None]
     is_clear: Callable[[int], bool]
+
+
+def one_by_one(
+    copy: Callable[[int, int, int, int], None],
+) -> Callable[[list[tuple[int, int, int]], int], None]:
+    """`CopyCalls.copy_many` where the vendor has no call for it."""
+
+    def copy_many(copies: list[tuple[int, int, int]], stream: int) -> None:
+        for dst, src, nbytes in copies:
+            copy(dst, src, nbytes, stream)
+
+    return copy_many
 
 
 class Runtime(ABC):
@@ -225,6 +239,10 @@ class Runtime(ABC):
     def alloc_pinned(self, nbytes: int) -> int:
         """Page-aligned pinned host memory; nbytes 0 gives address 0 (HIP rule 128)."""
 
+    def alloc_bounce(self, nbytes: int) -> int:
+        """Pinned host memory for the slots of a bounce ring, which are kept for good. As `alloc_pinned`."""
+        return self.alloc_pinned(nbytes)
+
     @abstractmethod
     def free_pinned(self, address: int) -> None: ...
 
@@ -274,8 +292,9 @@ class Runtime(ABC):
 
     def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
         """The calls of a relay, for one thread and many chunks: what can be done once is done on entering."""
+        copy, many = self.copy_async, one_by_one(self.copy_async)
         events = self.event_record, self.event_sync, self.event_query
-        return nullcontext(CopyCalls(self.copy_async, *events, self.stream_sync, self.stream_is_clear))
+        return nullcontext(CopyCalls(copy, many, *events, self.stream_sync, self.stream_is_clear))
 
     # streams
 

@@ -20,7 +20,7 @@ from nobounce.runtimes import gpu_table as table
 from nobounce.runtimes.base import LEGACY_STREAM, DeviceInfo, DirectIO, PointerInfo
 from nobounce.runtimes.cufile import CuFileDirect
 from nobounce.runtimes.gpu import GpuRuntime
-from nobounce.runtimes.gpu_adapter import Adapter, Call
+from nobounce.runtimes.gpu_adapter import Adapter, Call, CopyMany
 
 _ATTRIBUTES = {
     "priorities": "cudaDevAttrStreamPrioritiesSupported",
@@ -79,7 +79,7 @@ class CudaAdapter(Adapter):
 
     name = "cuda"
     dlpack_device_type = 2
-    legacy, asks_aside = LEGACY_STREAM, True
+    legacy, asks_aside, registers_faster = LEGACY_STREAM, True, True
 
     def __init__(self, driver: Any, runtime: Any) -> None:
         self._driver, self._runtime = driver, runtime
@@ -110,6 +110,21 @@ class CudaAdapter(Adapter):
 
     def kinds(self) -> dict[int, Any]:
         return {int(kind): kind for kind in self._runtime.cudaMemcpyKind}
+
+    def copy_many(self) -> CopyMany | None:
+        """cudaMemcpyBatchAsync, since CUDA 12.8; the bindings or the driver may be older."""
+        attributes = getattr(self._runtime, "cudaMemcpyAttributes", None)
+        if attributes is None or self.function(table.ROWS["copy_batch"])[1] is None:
+            return None
+        each = attributes()
+        each.srcAccessOrder = self._runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
+        batch, alike = self.copy_batch, ([each], [0], 1)
+
+        def copy_many(copies: list[tuple[int, int, int]], stream: int) -> None:
+            dsts, srcs, sizes = map(list, zip(*copies, strict=True))
+            batch(dsts, srcs, sizes, len(copies), *alike, stream)
+
+        return copy_many
 
     def text(self, value: Any) -> str:
         raw = bytes(value) if not isinstance(value, str) else value.encode()

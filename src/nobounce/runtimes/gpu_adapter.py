@@ -34,6 +34,7 @@ _SAME_MEANING = {
 _BY_NUMBER = {int(status): status for status in RuntimeStatus}
 
 Call = Callable[..., Any]
+CopyMany = Callable[[list[tuple[int, int, int]], int], None]
 
 
 def status_of(code: int) -> RuntimeStatus | None:
@@ -54,6 +55,8 @@ class Adapter(ABC):
     """The handle to ask of the legacy stream; 0 may be the calling thread's own."""
     asks_aside: bool
     """Whether a query of the legacy stream leaves nothing behind in it that blocking streams would wait for."""
+    registers_faster: bool
+    """Whether memory of our own is registered faster than pinned memory is allocated."""
 
     def __getattr__(self, op: str) -> Call:
         row = ROWS.get(op)
@@ -114,6 +117,10 @@ class Adapter(ABC):
     @abstractmethod
     def capture_mode(self) -> Callable[[Any], int] | None:
         """The vendor's function that swaps the calling thread's capture mode (gpu_capture); None where there is none."""
+
+    def copy_many(self) -> CopyMany | None:
+        """`CopyCalls.copy_many` by one call of the vendor's; None where it has none that is of use."""
+        return None
 
     @abstractmethod
     def host_function(self, trampoline: Any) -> Any:

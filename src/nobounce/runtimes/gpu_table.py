@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Argument = Literal[
-    "address", "nbytes", "stream", "event", "number", "kind", "attribute", "status", "function", "text"
+    "address",
+    "nbytes",
+    "stream",
+    "event",
+    "number",
+    "kind",
+    "attribute",
+    "status",
+    "function",
+    "text",
+    "list",
 ]
 """`kind` is the vendor's enum of copy directions, `attribute` its enum of device attributes, `status` of its statuses."""
 
@@ -112,6 +122,13 @@ _ROWS = (
         "runtime:cudaMemcpyAsync",
         "hipMemcpyAsync",
         ("address", "address", "nbytes", "kind", "stream"),
+    ),
+    # AMD's bindings have no way to hand hipMemcpyBatchAsync its destinations
+    Row(
+        "copy_batch",
+        "runtime:cudaMemcpyBatchAsync",
+        "",
+        ("list", "list", "list", "number", "list", "list", "number", "stream"),
     ),
     Row(
         "copy_peer",

@@ -78,7 +78,7 @@ class HipAdapter(Adapter):
     name = "hip"
     dlpack_device_type = 10
     # A query by the null handle, and by no other, queues a marker behind every busy blocking stream.
-    legacy, asks_aside = NULL_STREAM, False
+    legacy, asks_aside, registers_faster = NULL_STREAM, False, False
 
     def __init__(self, hip: Any) -> None:
         self._hip = hip

@@ -16,13 +16,13 @@ HUGE_PAGE = 2 << 20
 PROT_NONE = 0
 PROT_READ_WRITE = 3
 _MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x02 | 0x20 | 0x4000
+_MADV_DONTFORK = 10
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _SYS_PROCESS_MADVISE = 440
 _MOST_RANGES = 1024
 _PROT_READ = 1
 _MAP_SHARED = 1
-_MAP_POPULATE = 0x8000
 _MAP_FAILED = ctypes.c_size_t(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,6 +78,11 @@ def map_huge(nbytes: int) -> int:
     return address
 
 
+def keep_from_children(address: int, nbytes: int) -> None:
+    """Leave a range out of forked children: before Linux 5.12 pages that a device reads would become theirs."""
+    _madvise(address, nbytes, _MADV_DONTFORK)
+
+
 def unmap(address: int, nbytes: int) -> None:
     _munmap(address, nbytes)
 
@@ -117,10 +122,9 @@ def _populate_pages(pages: range) -> None:
         _madvise(page, PAGE, _MADV_POPULATE_WRITE)
 
 
-def map_file(fd: int, file_offset: int, nbytes: int, *, populate: bool = False) -> int:
-    """Map a page-aligned range of a file, shared and for reading only; `populate`: its page tables too. Raises OSError."""
-    flags = _MAP_SHARED | (_MAP_POPULATE if populate else 0)
-    address: int = _mmap(0, nbytes, _PROT_READ, flags, fd, file_offset)
+def map_file(fd: int, file_offset: int, nbytes: int) -> int:
+    """Map a page-aligned range of a file, shared and for reading only. Raises OSError."""
+    address: int = _mmap(0, nbytes, _PROT_READ, _MAP_SHARED, fd, file_offset)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

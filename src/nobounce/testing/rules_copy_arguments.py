@@ -155,3 +155,21 @@ class CopyArgumentRules(DeclaredTests):
         gate.open()
         rig.runtime.event_sync(done)
         assert rig.get(b) == b"b" * 4096
+
+    def test_rule_72_a_relay_s_copies_of_one_call_are_ordered_as_one(self, rig: Rig) -> None:
+        """What was queued before is over, and what is recorded behind them stands for all of them."""
+        s, a, b = rig.stream(), rig.device(), rig.device()
+        host = rig.pinned()
+        rig.put(a, b"a" * 4096)
+        rig.put(host, bytes(range(256)) * 16)
+        places = [3, 0, 2, 1]
+        gate = rig.hold(s)
+        with rig.runtime.copy_calls(0) as calls:
+            calls.copy_many([(a, host, 4096)], s)
+            calls.copy_many([(b + i * 1024, host + i * 1024, 1024) for i in places], s)
+            calls.copy_many([(a + i * 1024, b + i * 1024, 1024) for i in places], s)
+        done = rig.recorded(s)
+        assert not rig.runtime.event_query(done)
+        gate.open()
+        rig.runtime.event_sync(done)
+        assert rig.get(a) == rig.get(b) == bytes(range(256)) * 16

@@ -93,6 +93,7 @@ def test_the_bindings_families_agree_on_what_goes_in_and_comes_out() -> None:
         "context_get",
         "context_set",
         "context_device",
+        "copy_batch",
     }
     assert {row.op for row in ROWS.values() if not row.cuda} == {
         "properties",

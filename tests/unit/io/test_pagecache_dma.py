@@ -272,24 +272,14 @@ def test_a_worker_that_has_a_copy_stream_waits_for_no_second_one(
 
 
 @pytest.mark.parametrize(("workers", "slots"), [("1", 4), ("2", 4), ("2", 0), ("1", 0)])
-def test_several_workers_fill_page_tables_themselves_and_may_do_without_a_relay(
+def test_several_workers_may_pin_pages_and_do_without_a_relay(
     path: Path, monkeypatch: pytest.MonkeyPatch, workers: str, slots: int
 ) -> None:
-    """Registering pages that no table knows yet does it for one thread after the other."""
     need("io_uring")
-    populated: set[bool] = set()
-    plain = pagecache_dma.libc.map_file
-
-    def map_file(fd: int, file_offset: int, nbytes: int, *, populate: bool = False) -> int:
-        populated.add(populate)
-        return plain(fd, file_offset, nbytes, populate=populate)
-
-    monkeypatch.setattr(pagecache_dma.libc, "map_file", map_file)
     monkeypatch.setattr(prepare, "BESIDE_SLOTS", slots)
     config.override(config.Settings(page_cache_dma=workers, relay="io_uring"))
     receipt, data = read(path, cache="use")
     assert data == path.read_bytes()
-    assert populated == {workers != "1"}
     if not slots:
         assert receipt.host_traffic_bytes == 0
     assert settled() == 0

@@ -1,0 +1,157 @@
+"""Slots of a bounce ring: huge pages of our own, registered, where the vendor's allocation is the slower way."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.doubles.hip_bindings import HipDouble
+
+from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
+from nobounce.io.bounce import SLOT_NBYTES, Ring
+from nobounce.runtimes import cuda, gpu_memory, hip, libc
+from nobounce.runtimes.gpu import GpuRuntime
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> GpuRuntime:
+    """A double whose adapter says what CUDA's says."""
+    made = hip.load(HipDouble(devices=1))
+    monkeypatch.setattr(made._adapter, "registers_faster", True)
+    return made
+
+
+class Memory:
+    """What is mapped, unmapped, registered and allocated."""
+
+    def __init__(self, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.order: list[str] = []
+        self.mapped: dict[int, int] = {}
+        map_huge, unmap = libc.map_huge, libc.unmap
+
+        def mapping(nbytes: int) -> int:
+            address = map_huge(nbytes)
+            self.order.append("map")
+            self.mapped[address] = nbytes
+            return address
+
+        def unmapping(address: int, nbytes: int) -> None:
+            assert self.mapped.pop(address) == nbytes
+            self.order.append("unmap")
+            unmap(address, nbytes)
+
+        # The double maps memory as well, by the module itself.
+        self.libc = SimpleNamespace(**{**vars(libc), "map_huge": mapping, "unmap": unmapping})
+        monkeypatch.setattr(gpu_memory, "libc", self.libc)
+        for name in ("register_host", "alloc_pinned"):
+            monkeypatch.setattr(runtime, name, self._noted(name, getattr(runtime, name)))
+
+    def _noted(self, name: str, call: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.order.append(name)
+            return call(*args, **kwargs)
+
+        return noted
+
+
+def flags_of(address: int) -> set[str]:
+    """VmFlags of the mapping at `address`."""
+    inside = False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            if line.startswith("VmFlags:"):
+                if inside:
+                    return set(line.split()[1:])
+            elif "-" in line.split()[0]:
+                first, end = (int(n, 16) for n in line.split()[0].split("-"))
+                inside = first <= address < end
+    return set()
+
+
+def test_a_slot_is_registered_huge_pages_that_no_child_gets(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(runtime, monkeypatch)
+    address = runtime.alloc_bounce(SLOT_NBYTES)
+    assert memory.order == ["map", "register_host"]
+    assert memory.mapped == {address: SLOT_NBYTES}
+    assert address % libc.HUGE_PAGE == 0
+    assert {"dc", "hg"} <= flags_of(address), "not copied by fork, huge pages wanted"
+
+
+def test_a_ring_takes_its_slots_so_and_they_carry_bytes(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(runtime, monkeypatch)
+    ring = Ring(runtime, 0)
+    slot = ring.acquire(wait=True)
+    assert slot is not None
+    assert memory.order == ["map", "register_host"]
+    data = os.urandom(4096)
+    ring.view(slot[0])[:4096] = data
+    device, stream = runtime.alloc(0, 4096), runtime.stream_create(0)
+    runtime.copy_async(device, slot[0], 4096, stream)
+    runtime.copy_async(slot[0] + 8192, device, 4096, stream)
+    runtime.stream_sync(stream)
+    assert bytes(ring.view(slot[0])[8192 : 8192 + 4096]) == data
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeviceError("cudaHostRegister", RuntimeStatus.NotSupported),
+        OutOfMemoryError("cudaHostRegister: 4194304 bytes"),
+    ],
+    ids=["refused", "no-memory"],
+)
+def test_where_registering_fails_the_vendor_allocates(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(runtime, "register_host", refuse)
+    memory = Memory(runtime, monkeypatch)
+    address = runtime.alloc_bounce(SLOT_NBYTES)
+    assert memory.order == ["map", "register_host", "unmap", "alloc_pinned"]
+    assert not memory.mapped
+    runtime.free_pinned(address)
+
+
+def test_where_nothing_can_be_mapped_the_vendor_is_asked_and_says_why(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*args: Any) -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    def no_more(*args: Any) -> int:
+        raise OutOfMemoryError("cudaHostAlloc: 4194304 bytes")
+
+    memory = Memory(runtime, monkeypatch)
+    memory.libc.map_huge = none
+    assert runtime.alloc_bounce(SLOT_NBYTES)
+    assert memory.order == ["alloc_pinned"]
+    monkeypatch.setattr(runtime, "alloc_pinned", no_more)
+    with pytest.raises(OutOfMemoryError, match="cudaHostAlloc"):
+        runtime.alloc_bounce(SLOT_NBYTES)
+
+
+def test_an_interrupt_leaves_nothing_mapped(runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "register_host", interrupted)
+    memory = Memory(runtime, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.alloc_bounce(SLOT_NBYTES)
+    assert memory.order == ["map", "register_host", "unmap"]
+
+
+def test_cuda_registers_and_hip_which_nobody_has_measured_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda.CudaAdapter.registers_faster
+    plain = hip.load(HipDouble(devices=1))
+    memory = Memory(plain, monkeypatch)
+    plain.free_pinned(plain.alloc_bounce(SLOT_NBYTES))
+    assert memory.order == ["alloc_pinned"]
