@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nobounce.errors import ConfigError
@@ -13,72 +14,102 @@ from nobounce.route.types import CachedRange, Request
 if TYPE_CHECKING:
     from nobounce.io.engine import Engine
 
-WINDOW = 2 << 20
-"""Bytes below which a half-cached range is not divided further."""
+WINDOW, PART = 2 << 20, 64 << 20
+"""Where a range is mixed it is looked at in parts, and mixed parts in windows, which are not divided further: a look takes as long as
+there are cached pages, and one that halves what is mixed would come by each page nine times in a GiB, not three."""
 
 MOSTLY = 0.9
 """The part of a range that must be in the page cache for the cache to be the cheaper way."""
 
+SHARED_NBYTES, MOST_LOOKERS = 512 << 20, 8
+"""Ranges from here on are looked at by several threads: a GiB that is cached in small folios takes one 2 to 17 ms."""
 
-SHARED_NBYTES, MOST_PARTS = 512 << 20, 8
-"""Ranges from here on are looked at by several threads: a GiB that is cached in small folios takes one 2 ms."""
+Range = tuple[int, int]
+"""(file_offset, nbytes)."""
 
 
 class _Look:
-    """One range looked at in parts, by the caller and by threads of the pool that have nothing else to do."""
+    """Ranges looked at by the caller and by threads of the pool that have nothing else to do."""
 
-    def __init__(self, fd: int, file_offset: int, nbytes: int, pool: Engine) -> None:
-        self.tickets = min(MOST_PARTS, len(os.sched_getaffinity(0)))
-        self._fd, self._begin, self._nbytes = fd, file_offset, nbytes
+    def __init__(self, fd: int, ranges: list[Range], pool: Engine) -> None:
+        self.tickets = min(MOST_LOOKERS, len(os.sched_getaffinity(0)), len(ranges))
+        self._fd, self._ranges = fd, ranges
         self._changed = pool.scheduler.condition()
-        self._next = 0
-        self._found: list[int | None] = []
+        self._next = self._ended = 0
+        self.found: list[int | None] = [None] * len(ranges)
 
     def work(self) -> None:
         while True:
             with self._changed.mutex:
-                if self._next == self.tickets:
+                if self._next == len(self._ranges):
                     return
                 n, self._next = self._next, self._next + 1
-            start, end = (self._nbytes * at // self.tickets for at in (n, n + 1))
-            resident = residency(self._fd, self._begin + start, end - start).resident_bytes
+            self.found[n] = residency(self._fd, *self._ranges[n]).resident_bytes
             with self._changed.mutex:
-                self._found.append(resident)
-                self._changed.notify_all()
+                self._ended += 1
+                if self._ended == len(self._ranges):
+                    self._changed.notify_all()
 
-    def resident(self, pool: Engine) -> int | None:
-        """Bytes of the range in the page cache, None where that cannot be told."""
+    def run(self, pool: Engine) -> list[int | None]:
+        """Bytes of each range in the page cache, None where that cannot be told."""
         pool.assist(self)
         self.work()
         with self._changed.mutex:
-            self._changed.wait_for(lambda: len(self._found) == self.tickets)
-        return None if None in self._found else sum(n or 0 for n in self._found)
+            self._changed.wait_for(lambda: self._ended == len(self._ranges))
+        return self.found
 
 
 def cached_ranges(
     fd: int, file_offset: int, nbytes: int, pool: Engine | None = None
 ) -> tuple[CachedRange, ...]:
-    """What the page cache holds of a range: asked as a whole first, and halved only where it is mixed."""
+    """What the page cache holds of a range: asked as a whole first, and in parts only where it is mixed."""
+    shared = pool if nbytes >= SHARED_NBYTES and _is_counted(fd, file_offset) else None
     found: list[CachedRange] = []
     todo = [(file_offset, nbytes)]
-    while todo:
-        start, size = todo.pop()
-        if pool is not None and size >= SHARED_NBYTES and _is_counted(fd, start):
-            resident = _Look(fd, start, size, pool).resident(pool)
+    for step in (PART, WINDOW, 0):
+        mixed: list[Range] = []
+        for (start, size), resident in zip(todo, _resident(fd, todo, shared), strict=True):
+            if resident is None or resident >= size * MOSTLY:
+                found.append(CachedRange(start, size, None if resident is None else True))
+            elif not step or size <= WINDOW or resident <= size * (1 - MOSTLY) / 2:
+                found.append(CachedRange(start, size, False))
+            else:
+                mixed.append((start, size))
+        todo = [part for start, size in mixed for part in _cut(start, size, step)]
+        if not todo:
+            break
+    return _joined(found)
+
+
+def _resident(fd: int, ranges: list[Range], shared: Engine | None) -> list[int | None]:
+    if shared is None:
+        return [residency(fd, *each).resident_bytes for each in ranges]
+    if len(ranges) > 1:
+        return _Look(fd, ranges, shared).run(shared)
+    parts = list(_cut(*ranges[0], PART))
+    found = _Look(fd, parts, shared).run(shared)
+    return [None if None in found else sum(n or 0 for n in found)]
+
+
+def _cut(start: int, nbytes: int, step: int) -> Iterator[Range]:
+    """The pieces of a range between multiples of `step`."""
+    end = start + nbytes
+    while start < end:
+        after = min(end, (start // step + 1) * step)
+        yield start, after - start
+        start = after
+
+
+def _joined(found: list[CachedRange]) -> tuple[CachedRange, ...]:
+    """In the order of the file, neighbours of one state as one."""
+    joined: list[CachedRange] = []
+    for each in sorted(found, key=lambda r: r.file_offset):
+        last = joined[-1] if joined else None
+        if last is not None and last.resident is each.resident:
+            joined[-1] = CachedRange(last.file_offset, last.nbytes + each.nbytes, last.resident)
         else:
-            resident = residency(fd, start, size).resident_bytes
-        if resident is None:
-            found.append(CachedRange(start, size, None))
-        elif resident >= size * MOSTLY:
-            found.append(CachedRange(start, size, True))
-        elif resident <= size * (1 - MOSTLY) / 2 or size <= WINDOW:
-            found.append(CachedRange(start, size, False))
-        else:
-            middle = (start + size // 2) // WINDOW * WINDOW
-            if not start < middle < start + size:
-                middle = start + size // 2
-            todo += [(middle, start + size - middle), (start, middle - start)]
-    return tuple(found)
+            joined.append(each)
+    return tuple(joined)
 
 
 def _is_counted(fd: int, file_offset: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,39 @@ def test_of_a_cached_file_the_header_s_reader_looks_at_the_head_alone(
     )
     Opened(str(path)).file.close()
     assert asked == [MIB]
+
+
+def test_what_is_mixed_is_looked_at_three_times_and_comes_out_window_by_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes as long as there are cached pages: halving would come by each page nine times in a GiB."""
+    need("cachestat")
+    windows = 100
+    path = tmp_path / "mixed"
+    path.write_bytes(bytes(windows * plan.WINDOW))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        draw = random.Random(3)
+        held = [n < 40 or (n < 80 and draw.random() < 0.5) for n in range(windows)]
+        for n in (n for n in range(windows) if held[n]):
+            os.pread(fd, plan.WINDOW, n * plan.WINDOW)
+        asked: list[int] = []
+        plain = cachestat.cached_nbytes
+        monkeypatch.setattr(
+            cachestat,
+            "cached_nbytes",
+            lambda fd, at, nbytes: (asked.append(nbytes), plain(fd, at, nbytes))[1],
+        )
+        found = plan.cached_ranges(fd, 0, windows * plan.WINDOW)
+    finally:
+        os.close(fd)
+    assert sum(asked) <= 3 * windows * plan.WINDOW
+    by_window = [r.resident for r in found for _ in range(r.nbytes // plan.WINDOW)]
+    assert by_window == held
+    assert [r.file_offset for r in found] == [sum(r.nbytes for r in found[:n]) for n in range(len(found))]
+    assert all(a.resident is not b.resident for a, b in pairwise(found)), (
+        "neighbours of one state are one range"
+    )
