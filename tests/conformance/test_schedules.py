@@ -163,6 +163,7 @@ def quick_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
         yield Path(made.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_ten_thousand_seeded_programs_end_as_the_sequential_model_says(shard: int, quick_file: Path) -> None:

@@ -706,6 +706,7 @@ def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
         gc.enable()
 
 
+@pytest.mark.thorough
 def test_1_300_000_tensors_stay_within_memory() -> None:
     code = """
 import resource

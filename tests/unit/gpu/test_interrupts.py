@@ -86,6 +86,7 @@ def behind_a_gate(runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_calls", None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_interrupt_at_any_line_leaves_no_gate_closed(
     tmp_path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, whole: bool

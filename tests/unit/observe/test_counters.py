@@ -224,6 +224,7 @@ def test_nothing_is_lost_between_threads(counters: Counters, job: Maker) -> None
     assert seen(counters).flow(backend="fastpath").operations == 16000
 
 
+@pytest.mark.thorough
 def test_a_million_transfers_take_no_memory(counters: Counters, job: Maker) -> None:
     jobs = [job(("direct", 1 << k), seconds=1e-6 * k) for k in range(10, 30)]
     for one in jobs:

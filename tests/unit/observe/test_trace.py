@@ -315,6 +315,7 @@ def test_what_is_over_the_limit_is_dropped_and_said(tmp_path: Path, data: Path) 
     assert analyse(trace, {})["left_out"]["events_dropped"] == 400
 
 
+@pytest.mark.thorough
 def test_a_million_transfers_leave_a_bounded_trace(tmp_path: Path) -> None:
     tracer = Tracer(str(tmp_path / "t.json"), 2000)
     operation = Operation("read", "f", "cpu", 0, 1, None, 1.0, threading.get_native_id(), 1.0, 1.1)
