@@ -1,7 +1,8 @@
 """Load a model file into device memory: headers are checked first, then a few large requests bring everything.
 
-Every header of every file is read and checked before the first transfer, so a bad file moves nothing. Memory: the tensors' own
-bytes, less than a page per file beside them, and one scratch of 16 MiB when tensors must be moved for their alignment.
+Every header of every file is read and checked before the first transfer, so a bad file moves nothing; a GPU's memory for the
+first file may be taken meanwhile, and is given back then. Memory: the tensors' own bytes, less than a page per file beside them
+(128 KiB for that first one), and one scratch of 16 MiB when tensors must be moved for their alignment.
 """
 
 from __future__ import annotations
@@ -109,13 +110,13 @@ class Opened:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _fetch(self, cold: bool, data_offset: int) -> None:
-        """Tell where the data section begins, and have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
-        self._announce(data_offset, self._identity[2])
+        """Tell where the data section begins; before that, have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
         if data_offset > PIECE:
             os.posix_fadvise(self.file.fileno(), 0, data_offset, os.POSIX_FADV_WILLNEED)
             nbytes = self._identity[2] - data_offset
             if cold and nbytes >= MIN_NBYTES:
                 self._meanwhile(nbytes)
+        self._announce(data_offset, self._identity[2])
 
     def _check(self) -> None:
         now = self._look()
@@ -243,8 +244,10 @@ def load(
         model.clear()  # the error's traceback would keep it, and the memory with it
         raise
     finally:
-        close_model(opened)
-        slabs.close()
+        try:
+            close_model(opened)
+        finally:
+            slabs.close()
     model.receipts = tuple(receipts)
     model.receipt = total(receipts)
     return model

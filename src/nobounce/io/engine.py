@@ -33,8 +33,8 @@ DMA_MIN_NBYTES = 32 << 20
 def relay_shares(request_dma: str, can_dma: bool, nbytes: int) -> tuple[int, int]:
     """(ring workers, page-cache DMA workers) of one relayed transfer of `nbytes` bytes, some or all of them page-cached.
 
-    DMA from the page cache costs a quarter of a relay's CPU, but registering pages is serial in the driver, at 28 to 47 GiB/s
-    however many threads do it: with a small relay on the other core beside it, it is the faster way on few cores; a dozen
+    DMA from the page cache costs a quarter of a relay's CPU, but registering pages is serial in the driver, at 14 to 49 GiB/s
+    by machine and by how the file came into the cache: with a small relay on the other core beside it, it is the faster way on few cores; a dozen
     kernel workers are on many (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS override.
     """
     few = len(os.sched_getaffinity(0)) <= FEW_CORES
@@ -210,6 +210,7 @@ class Engine:
 
 
 _engine: Engine | None = None
+_making = THREADS.lock()
 
 
 def engine_for(runtime: Runtime) -> Engine:
@@ -223,13 +224,15 @@ def engine_for(runtime: Runtime) -> Engine:
         return own
     if _engine is None:
         hooks.start()
-        _engine = Engine()
+        with _making:
+            if _engine is None:
+                _engine = Engine()
     return _engine
 
 
 def _forget() -> None:
-    global _engine
-    _engine = None
+    global _engine, _making
+    _engine, _making = None, THREADS.lock()
 
 
 os.register_at_fork(after_in_child=_forget)

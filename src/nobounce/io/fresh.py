@@ -116,7 +116,7 @@ def read_fresh(
                 team.begin()
         try:
             if failure is None:
-                if job.target.ring is not None and job.requested >= HEAD_START_NBYTES:
+                if job.target.kernel_slots and job.requested >= HEAD_START_NBYTES:
                     pool.scheduler.sleep(HEAD_START)
                 meanwhile()
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nobounce.errors import ConfigError
 from nobounce.facts.pagecache import counted, residency
@@ -65,30 +65,55 @@ def cached_ranges(
     """What the page cache holds of a range: asked as a whole first, and in parts only where it is mixed."""
     shared = pool if nbytes >= SHARED_NBYTES and _is_counted(fd, file_offset) else None
     found: list[CachedRange] = []
-    todo = [(file_offset, nbytes)]
-    for step in (PART, WINDOW, 0):
+    todo: list[Range] = [(file_offset, nbytes)]
+    if shared is not None:
+        # Several threads look at the parts of it; what they say of each is needed where the whole is mixed.
+        parts = list(_cut(file_offset, nbytes, PART))
+        residents = _Look(fd, parts, shared).run(shared)
+        whole = None if None in residents else sum(n or 0 for n in residents)
+        if _state(whole, nbytes) == "mixed":
+            todo = parts
+        else:
+            residents = [whole]
+    else:
+        residents = _resident(fd, todo, None)
+    while todo:
         mixed: list[Range] = []
-        for (start, size), resident in zip(todo, _resident(fd, todo, shared), strict=True):
-            if resident is None or resident >= size * MOSTLY:
-                found.append(CachedRange(start, size, None if resident is None else True))
-            elif not step or size <= WINDOW or resident <= size * (1 - MOSTLY) / 2:
-                found.append(CachedRange(start, size, False))
+        for (start, size), resident in zip(todo, residents, strict=True):
+            state = _state(resident, size)
+            if state == "mixed":
+                counts = shared is not None or _is_counted(fd, start)
+                mixed += _divide(start, size, counts=counts)
             else:
-                mixed.append((start, size))
-        todo = [part for start, size in mixed for part in _cut(start, size, step)]
-        if not todo:
-            break
+                found.append(CachedRange(start, size, state))
+        todo, residents = mixed, _resident(fd, mixed, shared)
     return _joined(found)
 
 
+def _state(resident: int | None, nbytes: int) -> bool | Literal["mixed"] | None:
+    """What `CachedRange.resident` says of such a range, or that it has to be divided."""
+    if resident is None:
+        return None
+    if resident >= nbytes * MOSTLY:
+        return True
+    return False if nbytes <= WINDOW or resident <= nbytes * (1 - MOSTLY) / 2 else "mixed"
+
+
 def _resident(fd: int, ranges: list[Range], shared: Engine | None) -> list[int | None]:
-    if shared is None:
-        return [residency(fd, *each).resident_bytes for each in ranges]
-    if len(ranges) > 1:
+    if shared is not None and sum(nbytes for _, nbytes in ranges) >= SHARED_NBYTES:
         return _Look(fd, ranges, shared).run(shared)
-    parts = list(_cut(*ranges[0], PART))
-    found = _Look(fd, parts, shared).run(shared)
-    return [None if None in found else sum(n or 0 for n in found)]
+    return [residency(fd, *each).resident_bytes for each in ranges]
+
+
+def _divide(start: int, nbytes: int, *, counts: bool) -> list[Range]:
+    """The parts in which a mixed range is looked at next. Where a look is a sample, which has the kernel read what it misses, as few
+    of them as find one place where cached and uncached bytes meet: halves."""
+    if counts:
+        return list(_cut(start, nbytes, PART if nbytes > PART else WINDOW))
+    middle = (start + nbytes // 2) // WINDOW * WINDOW
+    if not start < middle < start + nbytes:
+        middle = start + nbytes // 2
+    return [(start, middle - start), (middle, start + nbytes - middle)]
 
 
 def _cut(start: int, nbytes: int, step: int) -> Iterator[Range]:

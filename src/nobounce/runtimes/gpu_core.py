@@ -70,6 +70,7 @@ class GpuCore(Runtime):
         self._kinds = adapter.kinds()
         self._captures = Captures(adapter.capture_mode)
         self._calls: CopyCalls | None = None
+        self._registers_faster = adapter.registers_faster
         self._host_calls = HostCalls(scheduler)
         self._trampoline: Any = None
         self._gates = Gates(adapter, scheduler, self._ask, self._host_calls.fail)

@@ -15,7 +15,7 @@ from nobounce.runtimes.gpu_core import GpuCore, On
 from nobounce.runtimes.host_calls import api, invalid_value
 
 PAGE = 4096
-_NO_SUCH_CALL = RuntimeStatus.NotSupported, RuntimeStatus.InsufficientDriver
+_REFUSALS = RuntimeStatus.NotSupported, RuntimeStatus.InsufficientDriver, RuntimeStatus.InvalidValue
 
 
 class GpuMemory(GpuCore):
@@ -71,9 +71,9 @@ class GpuMemory(GpuCore):
             return address
 
     def alloc_bounce(self, nbytes: int) -> int:
-        """Huge pages of our own, registered, where the adapter says that this is the faster way: a slot of 4 MiB takes 2.2 ms to
-        allocate through CUDA, 0.7 to zero and 0.1 to register (benchmarks/README.md). Raises as `alloc_pinned`."""
-        if not self._adapter.registers_faster:
+        """Huge pages of our own, registered, where that takes less time than allocating (half of it on CUDA: benchmarks/README.md).
+        Raises as `alloc_pinned`."""
+        if not self._registers_faster:
             return self.alloc_pinned(nbytes)
         whole = libc.round_up(nbytes, libc.HUGE_PAGE)
         try:
@@ -84,13 +84,26 @@ class GpuMemory(GpuCore):
             libc.keep_from_children(address, whole)
             libc.populate(address, whole)
             self.register_host(address, whole)
-        except (DeviceError, OutOfMemoryError):
+        except (DeviceError, OutOfMemoryError) as e:
             libc.unmap(address, whole)
+            if isinstance(e, DeviceError):
+                self._registers_faster = False  # and would be refused for each slot
             return self.alloc_pinned(nbytes)
         except BaseException:
-            libc.unmap(address, whole)
+            # An interrupt may have come behind the registration: an address that the vendor takes for pinned must not become
+            # somebody else's.
+            if self._is_unregistered(address):
+                libc.unmap(address, whole)
             raise
         return address
+
+    def _is_unregistered(self, address: int) -> bool:
+        """Whether `address` is known to be registered no longer."""
+        try:
+            self.unregister_host(address)
+        except DeviceError as e:
+            return e.status is RuntimeStatus.HostMemoryNotRegistered
+        return True
 
     @api
     def free_pinned(self, address: int) -> None:
@@ -246,7 +259,7 @@ class _naming:  # noqa: N801 - read as a preposition
 
 
 def _at_once(batch: CopyMany | None, plain: CopyMany) -> CopyMany:
-    """`batch`, and `plain` from the first time on that this driver has no such thing."""
+    """`batch`, and `plain` from the first time on that this driver has no such thing, or refuses what `plain` does."""
     if batch is None:
         return plain
     known: list[CopyMany] = [batch]
@@ -255,10 +268,10 @@ def _at_once(batch: CopyMany | None, plain: CopyMany) -> CopyMany:
         try:
             known[0](copies, stream)
         except DeviceError as e:
-            if known[0] is plain or e.status not in _NO_SUCH_CALL:
+            if known[0] is plain or e.status not in _REFUSALS:
                 raise
+            plain(copies, stream)  # again, if some were queued: they bring the same bytes
             known[0] = plain
-            plain(copies, stream)
 
     return copy_many
 

@@ -15,6 +15,7 @@ from nobounce import buffer
 from nobounce.clock import THREADS
 from nobounce.errors import FormatError, OutOfMemoryError
 from nobounce.formats import load, slab
+from nobounce.io import prepare
 from nobounce.io.engine import engine_for
 
 NBYTES = 1 << 20
@@ -143,24 +144,113 @@ def test_a_pool_without_threads_does_no_harm(
     assert watch.threads() == [False]
 
 
+class Slow:
+    """Allocations of device memory that begin and then wait to be let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        plain = nobounce.Device.allocate
+
+        def slow(device: nobounce.Device, nbytes: int, **k: Any) -> nobounce.Buffer:
+            self.begun.set()
+            assert self.go.wait(30)
+            return plain(device, nbytes, **k)
+
+        monkeypatch.setattr(nobounce.Device, "allocate", slow)
+
+
 def test_who_takes_it_waits_until_it_is_made(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    go = threading.Event()
-    plain = nobounce.Device.allocate
-
-    def slow(self: nobounce.Device, nbytes: int, **k: Any) -> nobounce.Buffer:
-        assert go.wait(30)
-        return plain(self, nbytes, **k)
-
-    monkeypatch.setattr(nobounce.Device, "allocate", slow)
+    slow = Slow(monkeypatch)
     ahead = slab.SlabAhead(nobounce.Device("sim:0"))
     ahead.begin(4096, NBYTES)
+    assert slow.begun.wait(30)
     taken: list[nobounce.Buffer] = []
     thread = THREADS.spawn(lambda: taken.append(ahead.take(NBYTES - 4096)), name="taker")
-    assert not taken
-    go.set()
+    slow.go.set()
     thread.join(30)
-    assert [b.nbytes for b in taken] == [NBYTES - 4096]
+    assert [b.nbytes for b in taken] == [NBYTES], "less than two grains more than was asked for"
     ahead.close()
     assert not taken[0].is_closed
     taken[0].close()
     assert watch.threads() == [True]
+
+
+def test_it_is_taken_only_where_it_is_just_large_enough(watch: Watch) -> None:
+    for wanted, fits in ((NBYTES, True), (NBYTES - 2 * slab.GRAIN, False), (NBYTES + 1, False)):
+        ahead = slab.SlabAhead(nobounce.Device("sim:0"))
+        ahead.begin(4096, NBYTES)
+        with ahead.take(wanted) as made:
+            assert made.nbytes == (NBYTES if fits else wanted)
+        assert len([b for b in watch.buffers if not b.is_closed]) == 0
+
+
+def test_a_pool_whose_threads_are_all_busy_is_not_waited_for(
+    path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that hangs may keep them; a bad one is told of at once all the same."""
+    offered: list[Any] = []
+    engine = engine_for(nobounce.Device("sim:0")._runtime)
+    ahead = slab.SlabAhead(nobounce.Device("sim:0"))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "submit", offered.append)
+        ahead.begin(4096, NBYTES)
+    ahead.close()
+    assert offered == [ahead]
+    ahead.work()
+    assert not watch.made, "who comes too late finds nothing to do"
+    again = slab.SlabAhead(nobounce.Device("sim:0"))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "submit", offered.append)
+        again.begin(4096, NBYTES)
+    with again.take(NBYTES):
+        assert watch.threads() == [False]
+
+
+def test_an_interrupt_keeps_no_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of what the pool begins with afterwards nor of what it is allocating."""
+    engine = engine_for(nobounce.Device("sim:0")._runtime)
+    ahead = slab.SlabAhead(nobounce.Device("sim:0"))
+    submit = engine.submit
+
+    def interrupted(work: Any) -> None:
+        submit(work)
+        raise KeyboardInterrupt
+
+    slow = Slow(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ahead.begin(4096, NBYTES)
+    assert slow.begun.wait(30)
+
+    def no_wait(*a: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ahead._changed, "wait_for", no_wait)
+        with pytest.raises(KeyboardInterrupt):
+            ahead.close()
+    slow.go.set()
+    with ahead._changed.mutex:
+        ahead._changed.wait_for(lambda: ahead._state == "over", 30)
+    for _ in range(300):
+        if watch.buffers and watch.buffers[0].is_closed:
+            break
+        THREADS.sleep(0.01)
+    assert [b.is_closed for b in watch.buffers] == [True]
+    assert ahead._slab is None
+
+
+def test_a_load_looks_at_the_page_cache_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once at all of it, that is, and at the head of the file before its header is read."""
+    need("cachestat")
+    looks: list[int] = []
+    plain = prepare.cached_ranges
+
+    def look(fd: int, file_offset: int, nbytes: int, pool: Any = None) -> Any:
+        looks.append(nbytes)
+        return plain(fd, file_offset, nbytes, pool)
+
+    monkeypatch.setattr(prepare, "cached_ranges", look)
+    assert is_whole(nobounce.load(path, device="sim:0"))
+    assert len(looks) == 1

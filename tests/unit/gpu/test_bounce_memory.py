@@ -17,9 +17,9 @@ from nobounce.runtimes.gpu import GpuRuntime
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> GpuRuntime:
-    """A double whose adapter says what CUDA's says."""
+    """A double that does as CUDA does."""
     made = hip.load(HipDouble(devices=1))
-    monkeypatch.setattr(made._adapter, "registers_faster", True)
+    monkeypatch.setattr(made, "_registers_faster", True)
     return made
 
 
@@ -29,7 +29,7 @@ class Memory:
     def __init__(self, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[str] = []
         self.mapped: dict[int, int] = {}
-        map_huge, unmap = libc.map_huge, libc.unmap
+        map_huge, unmap, populate = libc.map_huge, libc.unmap, libc.populate
 
         def mapping(nbytes: int) -> int:
             address = map_huge(nbytes)
@@ -42,8 +42,15 @@ class Memory:
             self.order.append("unmap")
             unmap(address, nbytes)
 
+        def populating(address: int, nbytes: int) -> None:
+            assert self.mapped[address] == nbytes
+            self.order.append("populate")
+            populate(address, nbytes)
+
         # The double maps memory as well, by the module itself.
-        self.libc = SimpleNamespace(**{**vars(libc), "map_huge": mapping, "unmap": unmapping})
+        self.libc = SimpleNamespace(
+            **{**vars(libc), "map_huge": mapping, "unmap": unmapping, "populate": populating}
+        )
         monkeypatch.setattr(gpu_memory, "libc", self.libc)
         for name in ("register_host", "alloc_pinned"):
             monkeypatch.setattr(runtime, name, self._noted(name, getattr(runtime, name)))
@@ -75,7 +82,7 @@ def test_a_slot_is_registered_huge_pages_that_no_child_gets(
 ) -> None:
     memory = Memory(runtime, monkeypatch)
     address = runtime.alloc_bounce(SLOT_NBYTES)
-    assert memory.order == ["map", "register_host"]
+    assert memory.order == ["map", "populate", "register_host"]
     assert memory.mapped == {address: SLOT_NBYTES}
     assert address % libc.HUGE_PAGE == 0
     assert {"dc", "hg"} <= flags_of(address), "not copied by fork, huge pages wanted"
@@ -88,7 +95,7 @@ def test_a_ring_takes_its_slots_so_and_they_carry_bytes(
     ring = Ring(runtime, 0)
     slot = ring.acquire(wait=True)
     assert slot is not None
-    assert memory.order == ["map", "register_host"]
+    assert memory.order == ["map", "populate", "register_host"]
     data = os.urandom(4096)
     ring.view(slot[0])[:4096] = data
     device, stream = runtime.alloc(0, 4096), runtime.stream_create(0)
@@ -115,7 +122,7 @@ def test_where_registering_fails_the_vendor_allocates(
     monkeypatch.setattr(runtime, "register_host", refuse)
     memory = Memory(runtime, monkeypatch)
     address = runtime.alloc_bounce(SLOT_NBYTES)
-    assert memory.order == ["map", "register_host", "unmap", "alloc_pinned"]
+    assert memory.order == ["map", "populate", "register_host", "unmap", "alloc_pinned"]
     assert not memory.mapped
     runtime.free_pinned(address)
 
@@ -138,15 +145,65 @@ def test_where_nothing_can_be_mapped_the_vendor_is_asked_and_says_why(
         runtime.alloc_bounce(SLOT_NBYTES)
 
 
-def test_an_interrupt_leaves_nothing_mapped(runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+def test_an_interrupt_leaves_nothing_mapped_or_registered(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    """An address that the vendor still takes for pinned would be copied from pages that are no longer there."""
+    memory = Memory(runtime, monkeypatch)
+    register = runtime.register_host
+
     def interrupted(*args: Any, **kwargs: Any) -> None:
+        if behind:
+            register(*args, **kwargs)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runtime, "register_host", interrupted)
+    unregistered: list[int] = []
+    plain = runtime.unregister_host
+
+    def unregister(address: int) -> None:
+        assert address in memory.mapped, "before it is unmapped"
+        plain(address)
+        unregistered.append(address)
+
+    monkeypatch.setattr(runtime, "unregister_host", unregister)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.alloc_bounce(SLOT_NBYTES)
+    assert not memory.mapped
+    assert len(unregistered) == behind
+
+
+def test_what_may_still_be_registered_stays_mapped(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    def failing(address: int) -> None:
+        raise DeviceError("cudaHostUnregister", RuntimeStatus.Unknown)
+
+    monkeypatch.setattr(runtime, "register_host", interrupted)
+    monkeypatch.setattr(runtime, "unregister_host", failing)
     memory = Memory(runtime, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         runtime.alloc_bounce(SLOT_NBYTES)
-    assert memory.order == ["map", "register_host", "unmap"]
+    assert memory.order == ["map", "populate", "register_host"][: len(memory.order)]
+    assert len(memory.mapped) == 1
+
+
+def test_a_vendor_that_refuses_once_is_not_asked_for_each_slot(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise DeviceError("cudaHostRegister", RuntimeStatus.NotSupported)
+
+    monkeypatch.setattr(runtime, "register_host", refuse)
+    memory = Memory(runtime, monkeypatch)
+    for _ in range(3):
+        runtime.free_pinned(runtime.alloc_bounce(SLOT_NBYTES))
+    assert memory.order.count("map") == 1
+    assert memory.order.count("alloc_pinned") == 3
 
 
 def test_cuda_registers_and_hip_which_nobody_has_measured_allocates(monkeypatch: pytest.MonkeyPatch) -> None:

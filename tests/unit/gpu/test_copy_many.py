@@ -50,7 +50,11 @@ def test_bindings_without_it_have_none(missing: str) -> None:
     assert adapter.copy_many() is None
 
 
-@pytest.mark.parametrize("code", [36, 801, "symbol"], ids=["newer-driver", "not-supported", "no-symbol"])
+@pytest.mark.parametrize(
+    "code",
+    [36, 801, "symbol", 1],
+    ids=["newer-driver", "not-supported", "no-symbol", "refuses-what-it-copies"],
+)
 def test_a_driver_without_it_is_asked_once(code: int | str) -> None:
     asked: list[int] = []
     plain: list[Any] = []
@@ -80,3 +84,22 @@ def test_any_other_failure_is_raised_and_nothing_is_copied_twice() -> None:
     with pytest.raises(DeviceError, match="cudaMemcpyBatchAsync"):
         many(COPIES, SOME)
     assert not plain
+
+
+def test_what_neither_call_takes_is_raised_and_says_nothing_of_the_driver() -> None:
+    asked: list[str] = []
+
+    def batch(copies: Any, stream: int) -> None:
+        asked.append("batch")
+        if copies is not COPIES:
+            raise DeviceError("cudaMemcpyBatchAsync", RuntimeStatus.InvalidValue)
+
+    def plain(copies: Any, stream: int) -> None:
+        asked.append("plain")
+        raise DeviceError("cudaMemcpyAsync", RuntimeStatus.InvalidValue)
+
+    many = gpu_memory._at_once(batch, plain)
+    with pytest.raises(DeviceError, match="cudaMemcpyAsync"):
+        many([(0, 0, 16)], SOME)
+    many(COPIES, SOME)
+    assert asked == ["batch", "plain", "batch"]

@@ -358,3 +358,26 @@ def test_an_interrupted_start_of_the_keeper_s_thread_is_made_up_for(
         patch.setattr(THREADS, "spawn", interrupted)
         keeper.keep([pinned.window(1)])
     assert not keeper._serving
+
+
+def test_threads_that_make_their_first_calls_at_once_share_one_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each engine has its rings, of pinned memory."""
+    monkeypatch.setattr(engine, "_engine", None)
+    plain = engine.Engine.__init__
+
+    def slow(self: engine.Engine, *a: object, **k: object) -> None:
+        THREADS.sleep(0.02)
+        plain(self, *a, **k)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.Engine, "__init__", slow)
+    runtime = nobounce.Device("cpu")._runtime
+    found: list[engine.Engine] = []
+    threads = [
+        THREADS.spawn(lambda: found.append(engine.engine_for(runtime)), name=f"t{n}") for n in range(6)
+    ]
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 6
+    assert len(set(map(id, found))) == 1

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.capabilities import need
 
 import nobounce
 from nobounce import config
+from nobounce.clock import THREADS
 from nobounce.errors import TransferError
 from nobounce.io import fresh, prepare
 from nobounce.io.fresh import read_fresh
@@ -240,3 +242,30 @@ def test_threads_are_started_ahead_for_reads_that_will_go_direct_alone(
     config.override(config.Settings(**chosen))
     fresh.get_ready(nobounce.Device(device)._runtime, nbytes, require, cache)
     assert asked == started
+
+
+@pytest.mark.parametrize(
+    ("device", "nbytes", "waits"),
+    [("sim:0", 8 * MIB, True), ("sim:0", 2 * MIB, False), ("cpu", 8 * MIB, False)],
+)
+def test_a_large_relay_has_a_head_start_on_what_is_made_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, nbytes: int, waits: bool
+) -> None:
+    need("io_uring")
+    path = tmp_path / "x"
+    path.write_bytes(os.urandom(nbytes))
+    monkeypatch.setattr(fresh, "HEAD_START_NBYTES", 4 * MIB)
+    config.override(config.Settings(relay="io_uring"))
+    order: list[str] = []
+    plain = THREADS.sleep
+
+    def sleep(seconds: float) -> None:
+        if seconds == fresh.HEAD_START:
+            order.append("slept")
+        plain(seconds)
+
+    monkeypatch.setattr(THREADS, "sleep", sleep)
+    with nobounce.open(path) as f, nobounce.Device(device).allocate(nbytes) as buffer:
+        fresh.read_fresh(f, buffer, (nbytes, 0, 0), "auto", "use", meanwhile=lambda: order.append("made"))
+        assert buffer.numpy().tobytes() == path.read_bytes()
+    assert order == (["slept", "made"] if waits else ["made"])

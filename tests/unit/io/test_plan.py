@@ -140,3 +140,35 @@ def test_what_is_mixed_is_looked_at_three_times_and_comes_out_window_by_window(
     assert all(a.resident is not b.resident for a, b in pairwise(found)), (
         "neighbours of one state are one range"
     )
+
+
+def test_where_looks_are_samples_as_few_as_possible_are_made(fd: int, sampled: list[int]) -> None:
+    """Each miss has the kernel read a page: one place where cached and uncached bytes meet is found by halving."""
+    os.pread(fd, 5 * MIB, 0)
+    found = plan.cached_ranges(fd, 0, NBYTES)
+    assert sum(r.nbytes for r in found) == NBYTES
+    assert len(sampled) <= 2 * 4 + 1, "not window by window"
+
+
+def test_parts_are_looked_at_by_several_threads_where_they_come_to_much(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("cachestat")
+    monkeypatch.setattr(plan, "SHARED_NBYTES", 2 * MIB)
+    monkeypatch.setattr(plan, "PART", 4 * MIB)
+    looks: list[int] = []
+    plain = plan._Look.run
+
+    def run(self: plan._Look, pool: Engine) -> list[int | None]:
+        looks.append(len(self._ranges))
+        return plain(self, pool)
+
+    monkeypatch.setattr(plan._Look, "run", run)
+    os.pread(fd, 6 * MIB, 0)
+    pool = Engine()
+    try:
+        found = plan.cached_ranges(fd, 0, NBYTES, pool)
+    finally:
+        pool.close()
+    assert found == (CachedRange(0, 6 * MIB, True), CachedRange(6 * MIB, NBYTES - 6 * MIB, False))
+    assert looks == [5, 2], "the parts, once, and the windows of the one that is mixed"

@@ -14,6 +14,7 @@ from tests.capabilities import need
 
 import nobounce
 from nobounce import config
+from nobounce.errors import DeviceError, RuntimeStatus, TransferError
 from nobounce.io import engine, relay_copies, relay_pipe, uring
 
 MIB = 1 << 20
@@ -192,3 +193,49 @@ def test_what_can_be_read_into_is_read_into_before_another_slot_is_made(
     assert read(path) == path.read_bytes()
     begun = next(what for what in order if what != "made")
     assert not begun.startswith("1 begun"), "what is there is used at once"
+
+
+@pytest.mark.parametrize("queued", [0, 1])
+def test_a_call_for_copies_that_fails_half_way_loses_one_transfer_and_no_slot(
+    path: Path, monkeypatch: pytest.MonkeyPatch, queued: int
+) -> None:
+    """Those that it did queue are waited for before their slots are anybody's again."""
+    device = nobounce.Device("sim:0")
+    runtime = device._runtime
+    ring = engine.engine_for(runtime).rings.get(runtime, device.ordinal)
+    assert read(path) == path.read_bytes()
+    copy_calls, synced, failed = type(runtime).copy_calls, [], []
+    sync = runtime.stream_sync
+
+    class Entered:
+        def __init__(self, manager: Any) -> None:
+            self.manager = manager
+
+        def __enter__(self) -> Any:
+            real = self.manager.__enter__()
+
+            def copy_many(copies: list[tuple[int, int, int]], stream: int) -> None:
+                if failed:
+                    real.copy_many(copies, stream)
+                    return
+                real.copy_many(copies[:queued], stream)
+                failed.append(stream)
+                raise DeviceError("copy_many", RuntimeStatus.LaunchFailure)
+
+            return real._replace(copy_many=copy_many, copy=lambda d, s, n, to: copy_many([(d, s, n)], to))
+
+        def __exit__(self, *error: object) -> None:
+            self.manager.__exit__(None, None, None)
+
+    def waiting(stream: int) -> None:
+        synced.append(stream)
+        sync(stream)
+
+    monkeypatch.setattr(type(runtime), "copy_calls", lambda rt, n: Entered(copy_calls(rt, n)))
+    monkeypatch.setattr(runtime, "stream_sync", waiting)
+    with pytest.raises((DeviceError, TransferError), match="copy_many"):
+        read(path)
+    assert failed
+    assert failed[0] in synced
+    assert len(ring._free) == ring._made, "every slot is back"
+    assert read(path) == path.read_bytes()
