@@ -110,7 +110,8 @@ class Opened:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _fetch(self, cold: bool, data_offset: int) -> None:
-        """Tell where the data section begins; before that, have the disk bring all of a long header at once: with POSIX_FADV_RANDOM a read waits for it piece by piece."""
+        """Have the disk bring all of a long header at once, as with POSIX_FADV_RANDOM a read waits for it piece by piece; then tell
+        where the data section begins."""
         if data_offset > PIECE:
             os.posix_fadvise(self.file.fileno(), 0, data_offset, os.POSIX_FADV_WILLNEED)
             nbytes = self._identity[2] - data_offset
