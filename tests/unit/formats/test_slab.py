@@ -41,6 +41,7 @@ class Watch:
 
         monkeypatch.setattr(buffer, "allocate", allocate)
         monkeypatch.setattr(slab, "LEAST_NBYTES", 4096)
+        monkeypatch.setattr(slab, "AWAKE_SECONDS", 30.0)  # a busy machine wakes it late
 
     def threads(self) -> list[bool]:
         """Of each allocation, whether a thread of the pool made it."""
@@ -188,6 +189,7 @@ def test_a_pool_whose_threads_are_all_busy_is_not_waited_for(
     path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that hangs may keep them; a bad one is told of at once all the same."""
+    monkeypatch.setattr(slab, "AWAKE_SECONDS", 1e-3)
     offered: list[Any] = []
     engine = engine_for(nobounce.Device("sim:0")._runtime)
     ahead = slab.SlabAhead(nobounce.Device("sim:0"))
