@@ -1,4 +1,7 @@
-"""`gpu.py --sections first`: what a process pays that uses a GPU for the first time, its context made and its modules imported."""
+"""`gpu.py --sections first`: what a process pays that uses a GPU for the first time, its context made and the loader imported.
+
+Of nobounce that leaves out NVIDIA's bindings, which it imports when a device is first asked for: they are on its clock.
+"""
 
 from __future__ import annotations
 

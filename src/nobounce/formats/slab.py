@@ -1,7 +1,7 @@
 """A model's first allocation, made while its header is read.
 
-Allocating 8 GiB takes a GPU 3 to 4 ms, 0.4 right after as much was freed (benchmarks/README.md); reading and checking a header takes 1 to 3. The
-first 8 bytes of a file say how much memory it will want.
+Allocating 8 GiB takes a GPU 3 to 4 ms, 0.4 right after as much was freed (benchmarks/README.md); reading and checking a header
+takes 1 to 3. The first 8 bytes of a file say how much memory it will want.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bounce ring of a device: pinned host memory that fallback relays through, made once and bounded.
 
-Pinning runs at 1.5 to 4 GiB/s, so slots are made on first need, kept, and never made per call (J-15, J-21).
+Pinning runs at 1.5 to 5 GiB/s, so slots are made on first need, kept, and never made per call (J-15, J-21).
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ def relay_shares(request_dma: str, can_dma: bool, nbytes: int) -> tuple[int, int
     """(ring workers, page-cache DMA workers) of one relayed transfer of `nbytes` bytes, some or all of them page-cached.
 
     DMA from the page cache costs a quarter of a relay's CPU, but registering pages is serial in the driver, at 14 to 49 GiB/s
-    by machine and by how the file came into the cache: with a small relay on the other core beside it, it is the faster way on few cores; a dozen
-    kernel workers are on many (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS override.
+    by machine and by how the file came into the cache: with a small relay on the other core beside it, it is the faster way on
+    few cores; a dozen kernel workers are on many (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS
+    override.
     """
     few = len(os.sched_getaffinity(0)) <= FEW_CORES
     wanted = 1 if can_dma and few and nbytes >= DMA_MIN_NBYTES else 0

@@ -1,8 +1,8 @@
 """The copies of a relay: what has been read goes to the device in batches, and its units are free once it is there.
 
-Between two copies of a stream the device rests for microseconds, while the next one's first bytes are on their way: one copy of 4 MiB
-after the other comes to 0.96 of a link, batches of four to 0.99 (benchmarks/README.md). So a copy waits for others, but only
-while enough of them are under way that the link does not.
+Between two copies of a stream the device rests for microseconds, while the next one's first bytes are on their way: one copy of
+4 MiB after the other comes to 0.96 of a link, batches of two to 0.98, of four to 0.99 (benchmarks/README.md). So a copy waits for
+others, but only while enough of them are under way that the link does not.
 """
 
 from __future__ import annotations
