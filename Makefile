@@ -19,12 +19,13 @@ DEMO_VENV := .demo/venv
 DEMO_READY := $(DEMO_VENV)/.ready
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-gpu lint unit format api bench fuzz clean
+.PHONY: help demo test test-gpu thorough lint unit format api bench fuzz clean
 
 help:
 	@echo "make demo    load a real model and show where each byte went"
 	@echo "make test    format, lint, types, import arrows, every test"
 	@echo "make test-gpu what needs an NVIDIA card, with the interpreter that has CUDA (PYTHON=python3)"
+	@echo "make thorough the attacks of tests/attack with their full figures (hours)"
 	@echo "make lint    the first four of these"
 	@echo "make format  rewrite the sources as make lint wants them"
 	@echo "make api     write the public-API snapshot anew"
@@ -60,6 +61,10 @@ lint: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not serial" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m serial $(PYTEST_ARGS)
+
+# The tests of tests/attack run in `make test` with few cases; here with as many as tests/scale.py knows.
+thorough: $(READY)
+	NOBOUNCE_THOROUGH=1 $(BIN)/python -m pytest --timeout 7200 -o faulthandler_timeout=7300 tests/attack $(PYTEST_ARGS)
 
 # With the machine's own interpreter: CUDA, torch and the vendor's bindings come with it. A test that should run must.
 test-gpu:
