@@ -6,6 +6,7 @@ A tensor owns its memory together with every other tensor and array over it, so 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -294,6 +295,17 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"<Tensor {self._dtype.name} {list(self._shape)} on {self.device.name}>"
+
+
+def import_framework(framework: Literal["numpy", "torch"] | None) -> None:
+    """Import what tensors of `framework` need, torch taking a second or more: before a transfer, whose clock would contain it.
+
+    Raises UnavailableError without torch.
+    """
+    if framework == "torch":
+        _torch()
+    elif framework == "numpy":
+        importlib.import_module("numpy")
 
 
 def looks_on(buffer: Buffer, framework: Literal["numpy", "torch"] | None) -> bool:

@@ -82,6 +82,14 @@ def test_modules_have_one_subject() -> None:
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
+def test_what_tests_share_has_one_name() -> None:
+    """`tests.capabilities` is a second module beside `capabilities`: its MissingCapability is no skip to conftest.py."""
+    twins = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
+    assert [
+        str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*.py") if twins.search(p.read_text())
+    ] == []
+
+
 def test_nothing_is_left_unfinished() -> None:
     found = {relative(p): UNFINISHED.findall(p.read_text()) for p in SOURCES}
     assert {name: words for name, words in found.items() if words} == {}

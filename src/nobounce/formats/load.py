@@ -32,7 +32,7 @@ from nobounce.io.populate import MIN_NBYTES, Populate, populate_ahead
 from nobounce.io.prepare import look
 from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require
-from nobounce.tensor import Tensor, looks_on
+from nobounce.tensor import Tensor, import_framework, looks_on
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -238,6 +238,7 @@ def load(
         )
         model.device, model.metadata = target, {}
         model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))
+        import_framework(framework)
         for one in opened:
             receipts.append(_load_one(model, one, slabs, target, framework, require, cache, want, progress))
             model.metadata = {**one.header.metadata, **model.metadata}

@@ -7,7 +7,9 @@ addresses are not given out again soon, so that a use after free is an error and
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import sys
 from bisect import bisect_right
 from collections.abc import Callable
@@ -118,7 +120,7 @@ class HostSpace:
         try:
             base = libc.map_huge(mapped) if nbytes >= libc.HUGE_PAGE else libc.map_memory(mapped)
         except OSError as e:
-            raise OutOfMemoryError(f"{nbytes} bytes of {kind.value} memory: mmap: {e.strerror}") from e
+            raise OutOfMemoryError(f"{nbytes} bytes of {kind.value} memory: mmap: {_why(e)}") from e
         return Allocation(base, nbytes, kind, device, base, mapped)
 
     def release(self, allocation: Allocation) -> None:
@@ -158,7 +160,9 @@ class DeviceSpace(HostSpace):
             found.base = self._reserve(libc.round_up(nbytes, libc.HUGE_PAGE) + libc.HUGE_PAGE)
         except OSError as e:
             super().release(found)
-            raise OutOfMemoryError(f"{nbytes} bytes of device memory: no address range: {e.strerror}") from e
+            raise OutOfMemoryError(
+                f"{nbytes} bytes of device memory: sim takes addresses in ranges of {_CHUNK >> 30} GiB: mmap: {_why(e)}"
+            ) from e
         return found
 
     def release(self, allocation: Allocation) -> None:
@@ -197,6 +201,14 @@ class DeviceSpace(HostSpace):
     def __del__(self) -> None:
         for chunk in self._chunks:
             libc.unmap(chunk.base, _CHUNK)
+
+
+def _why(error: OSError) -> str:
+    """What mmap answered, with the limit on addresses where this process has one: the machine may have memory to spare."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if error.errno != errno.ENOMEM or limit == resource.RLIM_INFINITY:
+        return str(error.strerror)
+    return f"{error.strerror}: `ulimit -v` allows this process {limit} bytes of addresses: raise it, or choose `ulimit -v unlimited`"
 
 
 def host_memory_nbytes() -> int:

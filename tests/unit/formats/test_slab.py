@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.capabilities import need
 
 import nobounce
+from capabilities import need
 from nobounce import buffer
 from nobounce.clock import THREADS
 from nobounce.errors import FormatError, OutOfMemoryError

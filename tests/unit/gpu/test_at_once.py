@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doubles.hip_bindings import HipDouble
 
 import nobounce
+from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.errors import ClosedError, DeviceError, RuntimeStatus
 from nobounce.io import engine, hooks, small

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.doubles.hip_bindings import HipDouble
 
+from doubles.hip_bindings import HipDouble
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.io.bounce import SLOT_NBYTES, Ring
 from nobounce.runtimes import cuda, gpu_memory, hip, libc

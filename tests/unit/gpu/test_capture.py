@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.capabilities import need
-from tests.doubles.hip_bindings import HipDouble
 
 import nobounce
+from capabilities import need
+from doubles.hip_bindings import HipDouble
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.device import Device

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from tests.capabilities import need
-from tests.doubles.hip_bindings import HipDouble
 
 import nobounce
+from capabilities import need
+from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.formats import load
 from nobounce.runtimes import hip

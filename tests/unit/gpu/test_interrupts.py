@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from tests.doubles.hip_bindings import HipDouble
 
 import nobounce
+from doubles.hip_bindings import HipDouble
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.device import Device

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.capabilities import need
 
 import nobounce
+from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import TransferError

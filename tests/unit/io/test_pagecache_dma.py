@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import get_ident
 
 import pytest
-from tests.capabilities import need
 
 import nobounce
+from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
 from nobounce.io import fallback, pagecache_dma, prepare

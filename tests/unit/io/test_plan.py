@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.capabilities import need
 
+from capabilities import need
 from nobounce.facts import cachestat, pagecache
 from nobounce.formats.load import Opened
 from nobounce.io import plan

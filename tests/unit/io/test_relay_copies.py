@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.capabilities import need
 
 import nobounce
+from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, RuntimeStatus, TransferError
 from nobounce.io import engine, relay_copies, relay_pipe, uring

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.capabilities import need
 
 import nobounce
+from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
