@@ -11,7 +11,7 @@ from gpu_ways import Bench, loaders
 def tune_section(bench: Bench) -> None:
     """Ring threads x page-cache DMA threads, page-cached, one by one (a figure for the choice, not a race)."""
     from nobounce import config
-    from nobounce.io import prepare
+    from nobounce.io import strategy
 
     common.warm(bench.path)
     ways = {}
@@ -34,16 +34,16 @@ def tune_section(bench: Bench) -> None:
             return loaders(bench)["nobounce"]()
 
         ways[f"ring {ring} + dma {dma}"] = one
-    beside = prepare.BESIDE_SLOTS
+    beside = strategy.BESIDE_SLOTS
     for dma, slots in ((1, beside), (2, beside), (1, 0), (2, 0), (4, 0)):
 
         def pinning(dma: int = dma, slots: int = slots) -> Any:
             config.override(config.Settings(page_cache_dma=str(dma)))
-            prepare.BESIDE_SLOTS = slots
+            strategy.BESIDE_SLOTS = slots
             try:
                 return loaders(bench)["nobounce"]()
             finally:
-                prepare.BESIDE_SLOTS = beside
+                strategy.BESIDE_SLOTS = beside
 
         ways[f"dma {dma}, {slots} slots beside"] = pinning
     runs, bench.runs = bench.runs, 3

@@ -12,6 +12,7 @@ from nobounce.io.engine import Engine
 from nobounce.io.evidence import MIN_NBYTES
 from nobounce.io.plan import cached_ranges
 from nobounce.io.prepare import make_request, make_target, memory_of, ring_for
+from nobounce.io.strategy import URING_NBYTES, one_of_many
 from nobounce.io.target import Chunk, cut
 from nobounce.route import many
 from nobounce.route.judge import DIRECT, judge
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 READ_AHEAD = 8 << 20
-URING_NBYTES = 16 << 20
-"""Bytes up to which a request is one io_uring entry; larger ones are cut into chunks by a thread."""
 
 
 class Group:
@@ -62,7 +61,7 @@ class Group:
             raise
         self.held = True
         try:
-            self.target = make_target(file, whole, view, ring, direct=direct, slots=1)
+            self.target = make_target(file, whole, view, ring, one_of_many(whole.settings), direct=direct)
             self.plain = direct and self.target.direct is not None and self.target.direct.plain
             self.direct_errno: int | None = None
             self._cold: list[CachedRange] | None = None
@@ -142,7 +141,7 @@ class Group:
         if request.cache == "auto" and request.op == "read":
             held = cached_ranges(self.file.fileno(), file_offset, nbytes)
             request = many.place(self.request, file_offset, nbytes, buffer_offset, held)
-        chunks, epilogue = cut(judge(request), self.op, request.settings.chunk_nbytes)
+        chunks, epilogue = cut(judge(request), self.op, self.target.strategy)
         return chunks + epilogue
 
     # the page cache

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS
 from nobounce.errors import InternalError
-from nobounce.io.batch_group import URING_NBYTES, Group
+from nobounce.io.batch_group import Group
 from nobounce.io.batch_table import QUEUED, Table
 from nobounce.io.batch_threads import WIDTH, Item, Outcome, ThreadLane
 from nobounce.io.batch_uring import UringLane
 from nobounce.io.engine import Engine
+from nobounce.io.strategy import URING_NBYTES
 from nobounce.io.target import Chunk
 from nobounce.route import many
 

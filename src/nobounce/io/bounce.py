@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from nobounce.errors import NobounceError, OutOfMemoryError
 from nobounce.io import hooks
 from nobounce.io.quiet import quiet_of
+from nobounce.io.strategy import MAX_SLOTS, SLOT_NBYTES
 from nobounce.runtimes.base import Runtime
 
-SLOT_NBYTES = 4 << 20
-MAX_SLOTS = 32
 REFUSED_SECONDS = 1.0
 """After pinned memory was short, slots that are there have to do for so long: asking for it again at each slot takes its time."""
 PATIENCE = 5.0

@@ -15,57 +15,21 @@ from typing import Protocol
 from nobounce.clock import THREADS, Scheduler
 from nobounce.config import settings
 from nobounce.errors import NobounceError
-from nobounce.io import hooks, uring, uring_relay
+from nobounce.io import hooks, uring
 from nobounce.io.bounce import Rings
 from nobounce.io.job import Job
+from nobounce.io.strategy import Machine
 from nobounce.runtimes import faults
 from nobounce.runtimes.base import Runtime
 
 MAX_THREADS = 32
+"""Threads of the process, unless NOBOUNCE_IO_THREADS asks for more."""
 
 
-FEW_CORES = 4
-"""Up to so many cores, page-cached bytes go to a device by DMA from the page cache, beside a small relay."""
-DMA_MIN_NBYTES = 32 << 20
-"""Below this, pinning pages costs more than relaying them."""
-
-
-def relay_shares(request_dma: str, can_dma: bool, nbytes: int) -> tuple[int, int]:
-    """(ring workers, page-cache DMA workers) of one relayed transfer of `nbytes` bytes, some or all of them page-cached.
-
-    DMA from the page cache costs a quarter of a relay's CPU, but registering pages is serial in the driver, at 14 to 49 GiB/s
-    by machine and by how the file came into the cache: with a small relay on the other core beside it, it is the faster way on
-    few cores; a dozen kernel workers are on many (benchmarks/README.md). NOBOUNCE_PAGE_CACHE_DMA and NOBOUNCE_IO_THREADS
-    override.
-    """
-    few = len(os.sched_getaffinity(0)) <= FEW_CORES
-    wanted = 1 if can_dma and few and nbytes >= DMA_MIN_NBYTES else 0
-    dma = wanted if request_dma == "auto" else int(request_dma)
-    return settings().io_threads or 1 if dma else default_width(), dma
-
-
-def kernel_relay(nbytes: int, scheduler: Scheduler, *, beside: bool = False) -> bool:
-    """Whether io_uring's workers read for the ring (uring_relay): one thread of ours then, however large the transfer.
-
-    Not on few cores, where threads lose less to each other than requests cost, unless `beside` DMA from the page cache;
-    NOBOUNCE_RELAY and NOBOUNCE_IO_THREADS override. Never in virtual time or while faults are injected into pread, which the
-    kernel would not meet.
-    """
-    chosen = settings().relay
-    if chosen == "threads" or scheduler is not THREADS or faults.ACTIVE or uring.unavailable():
-        return False
-    if chosen == "io_uring":
-        return True
-    many = beside or len(os.sched_getaffinity(0)) > FEW_CORES
-    return many and not settings().io_threads and nbytes >= uring_relay.MIN_NBYTES
-
-
-def default_width() -> int:
-    """Threads one transfer uses: 4 on 2 cores, 12 on 16 (design section 5's figures)."""
-    chosen = settings().io_threads
-    if chosen:
-        return chosen
-    return max(4, min(12, len(os.sched_getaffinity(0))))
+def machine_for(scheduler: Scheduler) -> Machine:
+    """What a strategy has to know, now: affinity and injected faults may change while the process lives."""
+    kernel_reads = scheduler is THREADS and not faults.ACTIVE and not uring.unavailable()
+    return Machine(len(os.sched_getaffinity(0)), kernel_reads)
 
 
 class Work(Protocol):
@@ -112,7 +76,7 @@ class Engine:
         moment: then it only waits, and an interrupt stops the job without leaving a chunk unaccounted for.
         """
         job.begin()
-        if job.tickets <= 1 and not job.target.kernel_slots:
+        if job.alone:
             job.work()
         elif self.scheduler.interruptible():
             self._wait_for(job)

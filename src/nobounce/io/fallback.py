@@ -38,7 +38,7 @@ class Straight:
     def move(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         """Move the chunk; returns its piece and where the file ended, if it did. Raises PartialError."""
         t = self._target
-        call = _into_fresh if t.fresh else _host_io
+        call = _into_fresh if t.strategy.fresh else _host_io
         moved, ended, error = call(t, t.address + chunk.buffer_offset, chunk.file_offset, chunk.nbytes)
         pieces = (
             [Piece("fallback", chunk.file_offset, chunk.buffer_offset, moved, chunk.reason, False)]
@@ -162,7 +162,7 @@ class Relay:
             self.ready()
 
     def _slot(self, finished: list[Piece]) -> tuple[int, int]:
-        most = max(1, self._target.slots)
+        most = max(1, self._target.strategy.slots)
         while True:
             if len(self._pending) < most:
                 slot = self._ring.acquire(wait=not self._pending)

@@ -6,15 +6,15 @@ the time of the transfer to prepare what it will hand out.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS
-from nobounce.config import Settings, settings
+from nobounce.config import settings
 from nobounce.io.engine import engine_for
 from nobounce.io.prepare import Held, Where, transfer
 from nobounce.io.receipt import Receipt
+from nobounce.io.strategy import ALONE_NBYTES, HEAD_START, HEAD_START_NBYTES, threads_ahead
 from nobounce.route.types import Cache, Require
 
 if TYPE_CHECKING:
@@ -23,23 +23,7 @@ if TYPE_CHECKING:
     from nobounce.io.engine import Engine, Work
     from nobounce.io.file import File
     from nobounce.io.job import Job
-    from nobounce.io.target import Chunk
     from nobounce.runtimes.base import Runtime
-
-
-SMALL = 1 << 20
-"""Bytes that are read before another thread is awake."""
-
-DIRECT_WIDTH = 8
-DIRECT_NBYTES = 16 << 20
-"""Direct reads under way at once, and their size: together 3 to 5 % more than 4 of 8 MiB from a disk that holds 2.6 GiB/s."""
-
-HEAD_START, HEAD_START_NBYTES = 1.5e-3, 256 << 20
-"""Seconds that a relay of so many bytes, which takes 5 ms or more, has the interpreter to itself: until its reads are under way it asks
-for the lock every few microseconds, and whoever makes thousands of objects beside it holds it for longer."""
-
-TAIL_NBYTES = 4 << 20
-"""The last chunks are cut to this, so that the threads end together and no disk waits for the last of them."""
 
 
 def get_ready(runtime: Runtime, nbytes: int, require: Require, cache: Cache) -> None:
@@ -47,8 +31,8 @@ def get_ready(runtime: Runtime, nbytes: int, require: Require, cache: Cache) -> 
     host: in the time that a disk takes for something else, it costs none."""
     direct = require != "fallback" and cache != "use" and not settings().force_compat_mode
     if direct and runtime.scheduler is THREADS and runtime.capabilities.host_addressable:
-        width = min(settings().io_threads or DIRECT_WIDTH, -(-nbytes // TAIL_NBYTES))
-        engine_for(runtime).start_threads(width + 1)  # and one that makes the memory ready
+        # And one that makes the memory ready.
+        engine_for(runtime).start_threads(threads_ahead(settings(), nbytes) + 1)
 
 
 class _Together:
@@ -96,12 +80,9 @@ def read_fresh(
     """
 
     def run(pool: Engine, job: Job) -> None:
-        job.target.fresh = job.target.runtime.capabilities.host_addressable
-        if job.target.fresh:
-            _divide(job)
         job.begin()
         failure: BaseException | None = None
-        if job.tickets <= 1 and job.requested <= SMALL:
+        if job.tickets <= 1 and job.requested <= ALONE_NBYTES:
             job.work()
         else:
             team = _Together(job, pool.scheduler)
@@ -116,7 +97,7 @@ def read_fresh(
                 team.begin()
         try:
             if failure is None:
-                if job.target.kernel_slots and job.requested >= HEAD_START_NBYTES:
+                if job.target.strategy.kernel_slots and job.requested >= HEAD_START_NBYTES:
                     pool.scheduler.sleep(HEAD_START)
                 meanwhile()
             else:
@@ -133,42 +114,5 @@ def read_fresh(
         if failure is not None:
             raise failure
 
-    return transfer(file, "read", buffer, where, require, cache, progress=progress, run=run, held=held)
-
-
-def _divide(job: Job) -> None:
-    """As many workers and such chunks as suit memory that the host reaches, where the settings leave it open."""
-    chosen, chunks = settings(), job._chunks
-    if not chosen.io_threads:
-        cores = max(2, len(os.sched_getaffinity(0)))
-        # Copying keeps a core busy, and what it was about to write in that core's cache.
-        job.width = max(job.width, DIRECT_WIDTH) if job.direct_nbytes else min(job.width, cores)
-        if chosen.chunk_nbytes == Settings().chunk_nbytes:
-            chunks[:] = _joined(chunks)
-    last = max(0, len(chunks) - max(1, job.width // 2))
-    chunks[last:] = [part for chunk in chunks[last:] for part in _parts(chunk)]
-
-
-def _joined(chunks: list[Chunk]) -> list[Chunk]:
-    """Direct neighbours in reads of at most `DIRECT_NBYTES`."""
-    found: list[Chunk] = []
-    for chunk in chunks:
-        before = found[-1] if found else None
-        if (
-            before is not None
-            and before.backend == chunk.backend == "fastpath"
-            and before.reason is chunk.reason
-            and before.file_offset + before.nbytes == chunk.file_offset
-            and before.nbytes + chunk.nbytes <= DIRECT_NBYTES
-        ):
-            found[-1] = before._replace(nbytes=before.nbytes + chunk.nbytes)
-        else:
-            found.append(chunk)
-    return found
-
-
-def _parts(chunk: Chunk) -> Iterator[Chunk]:
-    for done in range(0, chunk.nbytes, TAIL_NBYTES):
-        at = chunk.file_offset + done, chunk.buffer_offset + done
-        nbytes = min(TAIL_NBYTES, chunk.nbytes - done)
-        yield chunk._replace(file_offset=at[0], buffer_offset=at[1], nbytes=nbytes)
+    ways: dict[str, Any] = {"progress": progress, "run": run, "call": "fresh", "held": held}
+    return transfer(file, "read", buffer, where, require, cache, **ways)

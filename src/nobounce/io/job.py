@@ -17,7 +17,8 @@ from nobounce.io.evidence import MIN_NBYTES
 from nobounce.io.pagecache_dma import GiveBack
 from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
-from nobounce.io.target import CACHED_CODES, Chunk, Piece, Target
+from nobounce.io.strategy import CACHED_CODES
+from nobounce.io.target import Chunk, Piece, Target
 from nobounce.io.worker import Worker
 from nobounce.route.types import CachedRange, Refusal
 
@@ -37,7 +38,6 @@ class Job:
         *,
         file_offset: int,
         requested: int,
-        width: int,
         scheduler: Scheduler,
         fsync: bool = False,
         keep: object = None,
@@ -48,7 +48,7 @@ class Job:
         refusals: tuple[Refusal, ...] = (),
         hand_over: Callable[[GiveBack], None] | None = None,
     ) -> None:
-        self.target, self.width, self.stream, self.requested = target, width, stream, requested
+        self.target, self.stream, self.requested = target, stream, requested
         self.refusals = refusals
         self._chunks, self._epilogue = chunks, epilogue
         self._file_offset, self._requested, self._fsync = file_offset, requested, fsync
@@ -64,7 +64,9 @@ class Job:
         self._end: int | None = None
         self._direct_errno: int | None = None
         self._closed = self.done = False
-        self._dma_left = target.dma_workers if any(c.reason.code in CACHED_CODES for c in chunks) else 0
+        self._dma_left = (
+            target.strategy.dma_workers if any(c.reason.code in CACHED_CODES for c in chunks) else 0
+        )
         self.leftovers: list[GiveBack] = []
         self._metered, self._meter_usable = 0, True
         self.direct_nbytes = sum(c.nbytes for c in chunks if c.backend == "fastpath")
@@ -85,7 +87,12 @@ class Job:
     @property
     def tickets(self) -> int:
         """How many workers the job can use."""
-        return min(self.width, len(self._chunks))
+        return min(self.target.strategy.width, len(self._chunks))
+
+    @property
+    def alone(self) -> bool:
+        """Whether its one worker may be the thread that asked; io_uring's is to be one that no signal interrupts."""
+        return self.tickets <= 1 and not self.target.strategy.kernel_slots
 
     def begin(self, on_done: Callable[[Job], None] | None = None) -> None:
         """Once, before any thread works: the transfer starts now. `on_done(job)` is called at its end."""

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nobounce.buffer import Buffer, as_buffer
-from nobounce.config import ASYNC_BUFFER_NBYTES, Settings, settings
+from nobounce.config import ASYNC_BUFFER_NBYTES, settings
 from nobounce.errors import ArgumentError, InternalError, RouteError
 from nobounce.io import hooks, small
-from nobounce.io.bounce import SLOT_NBYTES, Ring
-from nobounce.io.engine import Engine, default_width, engine_for, kernel_relay, relay_shares
+from nobounce.io.bounce import Ring
+from nobounce.io.engine import Engine, engine_for, machine_for
 from nobounce.io.job import Job
 from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
-from nobounce.io.target import CACHED_CODES, Target, cut
+from nobounce.io.strategy import HOST, STREAM_NBYTES, Call, Destination, Strategy, choose
+from nobounce.io.target import Target, cut
 from nobounce.route.judge import judge
 from nobounce.route.scores import UNREPORTED_ALIGN, alignments, file_refusals
 from nobounce.route.types import (
@@ -41,19 +42,6 @@ Held = tuple[CachedRange, ...] | None
 Where = tuple[int | None, int, int]
 """(nbytes or None for the rest of the buffer, file_offset, buffer_offset), in bytes."""
 
-PAGE = 4096
-KERNEL_SLOTS = 24
-"""Slots of the ring that a transfer's one thread keeps full (uring_relay)."""
-KERNEL_CHUNK, KERNEL_CHUNK_CACHED = 64 << 20, 256 << 20
-"""Bytes that it is given at a time. An interrupt waits for the end of them, which from a disk takes its time; from the page cache
-the time between two of them is what counts."""
-BESIDE_SLOTS = 4
-"""Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a few are enough; 0 for
-none."""
-STREAM_NBYTES = KERNEL_SLOTS * SLOT_NBYTES
-"""Bytes of the ring that one stream may hold where HIPFILE_ASYNC_BUFFER_SIZE says nothing: as much as a synchronous transfer,
-divided when there are more of them. The hipfile module keeps hipFile's 16 MiB."""
-
 
 def memory_of(view: Buffer) -> MemoryFacts:
     """The facts of a buffer that a request carries."""
@@ -71,6 +59,7 @@ def transfer(
     fsync: bool = False,
     progress: Callable[[str, int], None] | None = None,
     run: Callable[[Engine, Job], None] = Engine.run,
+    call: Call = "now",
     held: Held = None,
 ) -> Receipt:
     """Carry a synchronous transfer out, after the work already in the buffer's stream. `run` brings the job to its end."""
@@ -93,7 +82,7 @@ def transfer(
                 told = op, view.device.name, request.nbytes, None, e
                 hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
                 raise
-            job = make_job(file, request, route, view, pool, fsync=fsync, progress=progress)
+            job = make_job(file, request, route, view, pool, call=call, fsync=fsync, progress=progress)
             small.keep(file, request, route, job)
             run(pool, job)
     finally:
@@ -119,8 +108,11 @@ def small_read(
     def whole(operation: hooks.Operation | None) -> Job:
         request = make_request(file, "read", memory_of(view), view.device, where, require, cache)
         pool = engine_for(view.device._runtime)
-        ways: dict[str, Any] = {"ahead": stream is not None, "held": stream is not None, "stream": stream}
-        return make_job(file, request, judge(request), view, pool, operation=operation, **ways)
+        call: Call = "now" if stream is None else "stream"
+        route, held = judge(request), stream is not None
+        return make_job(
+            file, request, route, view, pool, call=call, held=held, stream=stream, operation=operation
+        )
 
     return small.SmallRead(plan, view._address, where, stream, whole)
 
@@ -201,63 +193,29 @@ def make_job(
     view: Buffer,
     pool: Engine,
     *,
+    call: Call = "now",
     fsync: bool = False,
-    ahead: bool = False,
     held: bool = False,
     one_call: bool = False,
     progress: Callable[[str, int], None] | None = None,
     stream: int | None = None,
     operation: hooks.Operation | None = None,
 ) -> Job:
-    """Everything a transfer needs, made now; `ahead` of a gate, it also keeps to its stream's share of the ring.
+    """Everything a transfer needs, made now: its strategy, its pieces and, for a `call` in stream order, slots and streams.
 
     `held`: the stream is held at the gate already, so nothing may be pinned any more; what was made ahead of it has to do.
     """
     device = view.device
     ring = ring_for(view, request.memory.kind, pool)
-    chunk_nbytes, width, slots = request.settings.chunk_nbytes, default_width(), 2
-    dma = kernel = 0
-    all_cached = all(s.reason.code in CACHED_CODES for s in route.segments)
-    if ring is not None and request.op == "read" and not ahead:
-        # Not behind a gate: registering memory waits for work on the device, and the gate would wait for it.
-        can_dma = device.capabilities.page_cache_dma
-        wanted = request.settings.page_cache_dma
-        ring_workers, dma = relay_shares(wanted, can_dma, request.nbytes)
-        if all_cached:
-            width = max(1, ring_workers + dma)
-    relayed = ring is not None and all(s.backend == "fallback" for s in route.segments)
-    beside = dma > 0 and all_cached
-    kernels = relayed and request.op == "read" and (beside or not dma)
-    if ring is not None and kernels and kernel_relay(request.nbytes, pool.scheduler, beside=beside):
-        if beside:
-            kernel, width = BESIDE_SLOTS, dma + bool(BESIDE_SLOTS)
-        else:
-            kernel, width = KERNEL_SLOTS, 1
-            chunk_nbytes = max(chunk_nbytes, KERNEL_CHUNK_CACHED if all_cached else KERNEL_CHUNK)
-        kernel = min(kernel, -(-request.nbytes // ring.slot_nbytes))
-    if ahead and ring is not None:
-        share = _stream_share(request.settings, ASYNC_BUFFER_NBYTES if one_call else STREAM_NBYTES)
-        share = min(share, -(-max(1, request.nbytes) // ring.slot_nbytes) * ring.slot_nbytes)
-        if kernel:
-            kernel = min(kernel, stream_slots(share, ring.slot_nbytes))
-        else:
-            chunk_nbytes = min(chunk_nbytes, max(PAGE, share // PAGE * PAGE))
-            width, slots = stream_width(share, ring.slot_nbytes)
-        if not held:
-            ring.prepare(kernel or width * slots, width)
+    to = HOST if ring is None else Destination(True, device.capabilities.page_cache_dma, ring.slot_nbytes)
+    share = ASYNC_BUFFER_NBYTES if one_call else STREAM_NBYTES
+    strategy = choose(request, route, to, machine_for(pool.scheduler), call, share)
+    if call == "stream" and ring is not None and not held:
+        ring.prepare(strategy.kernel_slots or strategy.width * strategy.slots, strategy.width)
     relay_align = relay_alignment(file, request) if ring is not None and not one_call else 0
-    chunks, epilogue = cut(route, request.op, chunk_nbytes, relay_align)
-    target = make_target(
-        file,
-        request,
-        view,
-        ring,
-        direct=any(c.backend == "fastpath" for c in chunks),
-        slots=slots,
-        dma_workers=dma,
-        kernel_slots=kernel,
-        one_call=one_call,
-    )
+    chunks, epilogue = cut(route, request.op, strategy, relay_align)
+    direct = any(c.backend == "fastpath" for c in chunks)
+    target = make_target(file, request, view, ring, strategy, direct=direct, one_call=one_call)
     if relay_align:
         target.relay_fd, target.relay_align = file._descriptor("direct"), relay_align
 
@@ -270,7 +228,6 @@ def make_job(
         epilogue,
         file_offset=request.file_offset,
         requested=request.nbytes,
-        width=width,
         scheduler=pool.scheduler,
         fsync=fsync,
         keep=(file, view),
@@ -301,11 +258,9 @@ def make_target(
     request: Request,
     view: Buffer,
     ring: Ring | None,
+    strategy: Strategy,
     *,
     direct: bool,
-    slots: int = 2,
-    dma_workers: int = 0,
-    kernel_slots: int = 0,
     one_call: bool = False,
 ) -> Target:
     """Both ends of a request's transfer, their descriptors opened; `direct` says that the direct one is needed."""
@@ -328,10 +283,8 @@ def make_target(
         drop_cache=request.cache == "avoid",
         retry_errnos=retry_errnos(request),
         ring=ring,
-        slots=slots,
+        strategy=strategy,
         populate=request.op == "read" and request.file.filesystem.fstype == "btrfs",
-        dma_workers=dma_workers,
-        kernel_slots=kernel_slots,
         one_call=one_call,
     )
 
@@ -341,22 +294,3 @@ def ring_for(view: Buffer, kind: MemoryKind, pool: Engine) -> Ring | None:
     device = view.device
     reachable = device._runtime.capabilities.host_addressable or kind is not MemoryKind.DEVICE
     return None if reachable else pool.rings.get(device._runtime, device.ordinal)
-
-
-def _stream_share(in_force: Settings, otherwise: int) -> int:
-    """Bytes of the ring that one stream may hold; `otherwise` where nobody has said."""
-    said = in_force.async_buffer_nbytes
-    set_by = dict(in_force.origin).get("async_buffer_nbytes", "default")
-    return said if said != ASYNC_BUFFER_NBYTES or set_by != "default" else otherwise
-
-
-def stream_slots(share_nbytes: int, slot_nbytes: int) -> int:
-    """Slots of the ring in a stream's share of it."""
-    return max(1, share_nbytes // slot_nbytes)
-
-
-def stream_width(share_nbytes: int, slot_nbytes: int) -> tuple[int, int]:
-    """(I/O threads, slots each) of a relayed async transfer, so that it holds at most its stream's share of the ring."""
-    slots = stream_slots(share_nbytes, slot_nbytes)
-    each = 2 if slots >= 2 else 1
-    return max(1, min(default_width(), slots // each)), each

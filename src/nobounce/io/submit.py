@@ -113,7 +113,7 @@ def submit(
         late = _late(given, flags)
         if hooks.watchers:
             seen = hooks.enter(op, file.name, device.name, now[1], now[0], on.handle, pool.scheduler.now())
-        ways: dict[str, Any] = {"fsync": fsync, "ahead": True, "one_call": rules.one_call}
+        ways: dict[str, Any] = {"call": "stream", "fsync": fsync, "one_call": rules.one_call}
         ways |= {"stream": on.handle, "operation": seen}
         # Made for a late-bound one too: what its job will need behind the gate is allocated by that.
         prepared = make_job(file, request, route, view, pool, **ways)
@@ -131,7 +131,7 @@ def submit(
             return job
 
         transfer = Transfer(pool, make, release)
-        transfer._small = ahead is not None and ahead.tickets <= 1 and not ahead.target.kernel_slots
+        transfer._small = ahead is not None and ahead.alone
         if hooks.observers:
             refusals = ahead.refusals if ahead is not None else ()
             transfer._subject = hooks.Subject(op, device.name, now[0], on.handle, seen, refusals)

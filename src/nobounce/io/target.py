@@ -10,12 +10,11 @@ from typing import NamedTuple
 from nobounce.facts import pagecache
 from nobounce.io.bounce import Ring
 from nobounce.io.receipt import merge_segments
+from nobounce.io.strategy import CACHED_CODES, TAIL_NBYTES, Strategy
 from nobounce.route.types import BackendName, CachedRange, MemoryKind, Op, Reason, Route, RouteSegment
 from nobounce.runtimes.base import DirectIO, Runtime
 
 PAGE = 4096
-CACHED_CODES = ("cached", "cache-use")
-"""Reasons of bytes that come from the page cache by choice."""
 
 
 class Chunk(NamedTuple):
@@ -75,18 +74,12 @@ class Target:
     drop_cache: bool
     retry_errnos: frozenset[int]
     ring: Ring | None
-    slots: int = 2
+    strategy: Strategy
     populate: bool = False
     """btrfs does not fault memory in during a direct read: what is not there yet it reads through the page cache."""
     relay_fd: int = -1
     """The O_DIRECT descriptor for a relay's own reads and writes; -1 where the file has no direct I/O."""
     relay_align: int = 4096
-    dma_workers: int = 0
-    """How many workers may read page-cached ranges straight out of the page cache (pagecache_dma)."""
-    fresh: bool = False
-    """The buffer's memory was never touched: fallback makes it ready just ahead of each read, while it is in the CPU's cache."""
-    kernel_slots: int = 0
-    """Slots of the ring that one thread may hold while io_uring's workers read into them (uring_relay); 0: no io_uring."""
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
 
@@ -106,10 +99,10 @@ class Target:
             os.posix_fadvise(self.buffered_fd, 0, 0, os.POSIX_FADV_NORMAL)
 
 
-def cut(route: Route, op: Op, chunk_nbytes: int, relay_align: int = 0) -> tuple[list[Chunk], list[Chunk]]:
+def cut(route: Route, op: Op, strategy: Strategy, relay_align: int = 0) -> tuple[list[Chunk], list[Chunk]]:
     """(chunks, epilogue) of a route. `relay_align`: what is not cached is relayed by O_DIRECT with this alignment.
 
-    Direct and cached runs are cut to `chunk_nbytes`. The unaligned edges of a write that also has a direct part are the
+    Runs are cut to the pieces of the strategy. The unaligned edges of a write that also has a direct part are the
     epilogue: they go last, because buffered and direct bytes under way at once could land in one page (judge.py).
     """
     chunks: list[Chunk] = []
@@ -127,9 +120,21 @@ def cut(route: Route, op: Op, chunk_nbytes: int, relay_align: int = 0) -> tuple[
             if not relayed:
                 first, last = s.file_offset, s.file_offset + s.nbytes
             epilogue += [_part(s, a, b) for a, b in edges if a < b]
-        grain = 1 if s.backend == "fastpath" else max(relay_align, PAGE)
-        into += [_part(s, a, b)._replace(direct=relayed) for a, b in _cuts(first, last, chunk_nbytes, grain)]
+        direct = s.backend == "fastpath"
+        step, grain = (
+            (strategy.direct_nbytes, 1) if direct else (strategy.chunk_nbytes, max(relay_align, PAGE))
+        )
+        into += [_part(s, a, b)._replace(direct=relayed) for a, b in _cuts(first, last, step, grain)]
+    if strategy.tail:
+        chunks[-strategy.tail :] = [part for c in chunks[-strategy.tail :] for part in _tail(c)]
     return chunks, epilogue
+
+
+def _tail(chunk: Chunk) -> Iterator[Chunk]:
+    for done in range(0, chunk.nbytes, TAIL_NBYTES):
+        at = chunk.file_offset + done, chunk.buffer_offset + done
+        nbytes = min(TAIL_NBYTES, chunk.nbytes - done)
+        yield chunk._replace(file_offset=at[0], buffer_offset=at[1], nbytes=nbytes)
 
 
 def _cuts(first: int, last: int, step: int, grain: int) -> Iterator[tuple[int, int]]:

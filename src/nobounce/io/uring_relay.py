@@ -22,12 +22,10 @@ UNITS = 16
 """Reads that a relay keeps under way, if its slots can be divided into as many."""
 LEAST_NBYTES = 256 << 10
 """Smaller reads cost more to ask for than they gain by being many."""
-MIN_NBYTES = 16 << 20
-"""Below this, a transfer is over before the kernel's workers have started."""
 
 
 class UringRelay(Relay):
-    """The share of one transfer, which holds up to `target.kernel_slots` slots of the ring.
+    """The share of one transfer, which holds up to `target.strategy.kernel_slots` slots of the ring.
 
     Whoever drives the hub changes `out`, `arrived`, `lost` and what `again` notes, whatever this thread does; `chunk` and `begun`
     are the driver's from `give` until `chunk` is None again.
@@ -35,7 +33,7 @@ class UringRelay(Relay):
 
     def __init__(self, target: Target, ring: Ring) -> None:
         super().__init__(target, ring)
-        self.target, self.most_slots = target, target.kernel_slots
+        self.target, self.most_slots = target, target.strategy.kernel_slots
         self.chunk: Chunk | None = None
         self.begun = 0
         """Bytes of the chunk whose reads have been started."""
@@ -155,7 +153,7 @@ class UringRelay(Relay):
 
 def unit_nbytes(target: Target, ring: Ring) -> int:
     """Bytes of one read: a power of two, so that transfers of like sizes have the same."""
-    share = min(ring.slot_nbytes, max(LEAST_NBYTES, target.kernel_slots * ring.slot_nbytes // UNITS))
+    share = min(ring.slot_nbytes, max(LEAST_NBYTES, target.strategy.kernel_slots * ring.slot_nbytes // UNITS))
     return 1 << share.bit_length() - 1
 
 
@@ -164,7 +162,11 @@ def mover(target: Target) -> Mover:
 
     Where a signal may interrupt the thread at any moment it could lose sight of a read that the kernel still does.
     """
-    if target.ring is not None and target.kernel_slots and not target.runtime.scheduler.interruptible():
+    if (
+        target.ring is not None
+        and target.strategy.kernel_slots
+        and not target.runtime.scheduler.interruptible()
+    ):
         try:
             return UringRelay(target, target.ring)
         except OSError:

@@ -10,7 +10,8 @@ from nobounce.io import fallback, fastpath, hooks, uring_relay
 from nobounce.io.evidence import Meter
 from nobounce.io.pagecache_dma import WINDOW, PageCacheDma
 from nobounce.io.receipt import Retry
-from nobounce.io.target import CACHED_CODES, Chunk, Piece
+from nobounce.io.strategy import CACHED_CODES
+from nobounce.io.target import Chunk, Piece
 from nobounce.route.types import Reason
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import TransferError
-from nobounce.io import fresh, prepare
+from nobounce.io import fresh, strategy
 from nobounce.io.fresh import read_fresh
 from nobounce.io.populate import Populate, populate_ahead
 from nobounce.runtimes import faults, libc, rawio
@@ -68,7 +68,7 @@ def test_the_end_is_cut_fine_and_nothing_else(path: Path, monkeypatch: pytest.Mo
         read_fresh(f, buffer, (40 * MIB, 0, 0), "fastpath", "auto", meanwhile=lambda: None)
     asked.sort()
     assert asked[:4] == [(n * 8 * MIB, 8 * MIB) for n in range(4)]
-    assert asked[4:] == [(n * fresh.TAIL_NBYTES, fresh.TAIL_NBYTES) for n in range(8, 10)]
+    assert asked[4:] == [(n * strategy.TAIL_NBYTES, strategy.TAIL_NBYTES) for n in range(8, 10)]
 
 
 def test_direct_reads_are_larger_where_the_settings_leave_it_open(
@@ -82,8 +82,8 @@ def test_direct_reads_are_larger_where_the_settings_leave_it_open(
         return honest(fd, address, nbytes, offset, flags)
 
     monkeypatch.setattr(rawio, "read_plain", watched)
-    monkeypatch.setattr(fresh, "DIRECT_WIDTH", 2)
-    monkeypatch.setattr(prepare, "default_width", lambda: 2)
+    monkeypatch.setattr(strategy, "FRESH_DIRECT_WIDTH", 2)
+    monkeypatch.setattr(strategy, "default_width", lambda *_: 2)
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(40 * MIB) as buffer:
         read_fresh(f, buffer, (40 * MIB, 0, 0), "fastpath", "auto", meanwhile=lambda: None)
     asked.sort()
@@ -219,9 +219,9 @@ def test_only_memory_that_the_host_reaches_is_populated() -> None:
 @pytest.mark.parametrize(
     ("device", "nbytes", "require", "cache", "chosen", "started"),
     [
-        ("cpu", 1 << 30, "auto", "auto", {}, [fresh.DIRECT_WIDTH + 1]),
+        ("cpu", 1 << 30, "auto", "auto", {}, [strategy.FRESH_DIRECT_WIDTH + 1]),
         ("cpu", 1 << 30, "fastpath", "avoid", {"io_threads": 2}, [3]),
-        ("cpu", 2 * fresh.TAIL_NBYTES, "auto", "auto", {"io_threads": 64}, [3]),
+        ("cpu", 2 * strategy.TAIL_NBYTES, "auto", "auto", {"io_threads": 64}, [3]),
         ("cpu", 1 << 30, "fallback", "auto", {}, []),
         ("cpu", 1 << 30, "auto", "use", {}, []),
         ("cpu", 1 << 30, "auto", "auto", {"force_compat_mode": True}, []),

@@ -13,7 +13,7 @@ import nobounce
 from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
-from nobounce.io import fallback, pagecache_dma, prepare
+from nobounce.io import fallback, pagecache_dma, strategy
 from nobounce.io.bounce import Ring
 from nobounce.io.engine import engine_for
 from nobounce.io.quiet import closed_gate, quiet_of
@@ -276,7 +276,7 @@ def test_several_workers_may_pin_pages_and_do_without_a_relay(
     path: Path, monkeypatch: pytest.MonkeyPatch, workers: str, slots: int
 ) -> None:
     need("io_uring")
-    monkeypatch.setattr(prepare, "BESIDE_SLOTS", slots)
+    monkeypatch.setattr(strategy, "BESIDE_SLOTS", slots)
     config.override(config.Settings(page_cache_dma=workers, relay="io_uring"))
     receipt, data = read(path, cache="use")
     assert data == path.read_bytes()

@@ -16,7 +16,7 @@ from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import TransferError
-from nobounce.io import bounce, engine, prepare, relay_hub, relay_pipe, uring, uring_relay
+from nobounce.io import bounce, engine, prepare, relay_hub, relay_pipe, strategy, uring, uring_relay
 
 MIB = 1 << 20
 PATIENCE = 30.0
@@ -339,7 +339,7 @@ def test_the_first_reads_grow_so_that_copies_begin_at_once_and_do_not_end_togeth
 
 def test_what_has_arrived_is_joined_before_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the transfer would wait for it then."""
-    monkeypatch.setattr(prepare, "KERNEL_CHUNK_CACHED", 8 * MIB)
+    monkeypatch.setattr(strategy, "KERNEL_CHUNK_CACHED", 8 * MIB)
     parts: list[int] = []
     told: list[int] = []
     plain = uring_relay.UringRelay._report
@@ -423,9 +423,9 @@ def test_a_transfer_between_two_chunks_finds_out_that_the_kernel_s_ring_is_broke
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had asked for has arrived; the rest must not come out as the end of the file."""
-    monkeypatch.setattr(prepare, "KERNEL_SLOTS", 1)
-    monkeypatch.setattr(prepare, "KERNEL_CHUNK", 8 * MIB)
-    monkeypatch.setattr(prepare, "KERNEL_CHUNK_CACHED", 8 * MIB)
+    monkeypatch.setattr(strategy, "KERNEL_SLOTS", 1)
+    monkeypatch.setattr(strategy, "KERNEL_CHUNK", 8 * MIB)
+    monkeypatch.setattr(strategy, "KERNEL_CHUNK_CACHED", 8 * MIB)
     reads, device = Reads(path), nobounce.Device("sim:0")
     plain, broken = uring.Ring.enter, threading.Event()
     ends: list[BaseException | None] = []
@@ -452,11 +452,3 @@ def test_a_transfer_between_two_chunks_finds_out_that_the_kernel_s_ring_is_broke
     assert len(ends) == 1
     assert isinstance(ends[0], OSError)
     reads.close()
-
-
-def test_a_share_is_what_was_set_and_0_means_the_default() -> None:
-    def share(text: str | None) -> int:
-        environment = {} if text is None else {"HIPFILE_ASYNC_BUFFER_SIZE": text}
-        return prepare._stream_share(config.Settings.from_environment(environment), 5)
-
-    assert [share(t) for t in (None, "", "0", "00", "16777216", "4096")] == [5, 5, 5, 5, 16 * MIB, 4096]

@@ -98,7 +98,7 @@ def test_the_stream_s_share_bounds_the_slots_held(path: Path, kernel: list[Any])
     with nobounce.open(path) as f, device.allocate(NBYTES) as buffer, device.create_stream() as stream:
         f.read_async(buffer, stream=stream, require="fallback").result()
         assert buffer.numpy().tobytes() == path.read_bytes()
-    assert [k._target.kernel_slots for k in kernel] == [2]
+    assert [k._target.strategy.kernel_slots for k in kernel] == [2]
     whole()
 
 
