@@ -116,3 +116,12 @@ def machine(root: Path) -> Iterator[Machine]:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def mounted_tmpfs(root: Path, nbytes: int) -> Iterator[Path]:
+    """A tmpfs of its own of `nbytes` bytes below `root`, to be filled."""
+    need("mount")
+    with contextlib.ExitStack() as undo:
+        machine = Machine(root, undo)
+        yield machine.mount("none", f"tmpfs-{nbytes}", "-t", "tmpfs", "-o", f"size={nbytes}")

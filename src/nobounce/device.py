@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nobounce.config import settings
-from nobounce.errors import ArgumentError
+from nobounce.errors import ArgumentError, UnavailableError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import registry
 from nobounce.runtimes.base import LEGACY_STREAM, Capabilities, DeviceInfo, Runtime
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nobounce.stream import Event, EventOptions, Stream, StreamLike, StreamOptions
 
 DeviceLike = Any
-"""A Device, a name, an ordinal on the default runtime, or a framework's device with `.type` and `.index`."""
+"""A Device, a name, the number of a GPU, or a framework's device with `.type` and `.index`."""
 
 GPU_RUNTIMES = ("hip", "cuda")
 RUNTIMES = (*GPU_RUNTIMES, "sim", "cpu")
@@ -26,8 +26,8 @@ RUNTIMES = (*GPU_RUNTIMES, "sim", "cpu")
 class Device:
     """One device of one runtime, in cuda.core's shape.
 
-    `spec` is a name such as "cpu" or "cuda:0", another Device, an ordinal on the default runtime, or a torch-like
-    device (`.type` and `.index`); None means `default_device()`. PyTorch on ROCm calls its devices "cuda":
+    `spec` is a name such as "cpu" or "cuda:0", another Device, the number of a GPU (of the runtime that `default_device()`
+    is on), or a torch-like device (`.type` and `.index`); None means `default_device()`. PyTorch on ROCm calls its devices "cuda":
     `torch.version.hip` decides. Raises ArgumentError for a name that means nothing and UnavailableError, saying why, for a
     device that is not there.
     """
@@ -197,7 +197,7 @@ def _resolve(spec: DeviceLike) -> tuple[Runtime, int]:
     if isinstance(spec, str):
         return registry.parse_device(spec)
     if isinstance(spec, int) and not isinstance(spec, bool):
-        runtime = default_device()._runtime
+        runtime = _numbered(spec)
         count = runtime.device_count()
         if not 0 <= spec < count:
             raise ArgumentError(f"device {spec}: {runtime.name} has {count} device(s), counted from 0")
@@ -208,6 +208,21 @@ def _resolve(spec: DeviceLike) -> tuple[Runtime, int]:
     raise TypeError(
         f"a device is a name such as 'cpu' or 'cuda:0', an ordinal, a Device or an object with .type and .index, "
         f"not {type(spec).__name__}"
+    )
+
+
+def _numbered(ordinal: int) -> Runtime:
+    """The runtime whose device `ordinal` means: that of NOBOUNCE_DEVICE, else the first GPU's; never cpu."""
+    chosen = default_device()._runtime
+    if chosen.name != "cpu":
+        return chosen
+    absent = {name: registry.absent_because(name) for name in GPU_RUNTIMES}
+    for name, why in absent.items():
+        if not why:
+            return registry.get(name)
+    raise UnavailableError(
+        f"device {ordinal}: a number means a GPU, and there is none: {'; '.join(absent.values())}. "
+        "Host memory is device 'cpu'"
     )
 
 

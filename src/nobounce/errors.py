@@ -18,7 +18,8 @@
     +-- TransferError (OSError, with errno)    a read or write failed; carries the receipt of what did move
     |   +-- ShortTransferError                 fewer bytes than the caller required
     +-- TransferTimeoutError (TimeoutError)
-    +-- TransferCancelledError                 cancelled before it started
+    +-- TransferCancelledError (CancelledError of concurrent.futures)    cancelled before it started
+    |   +-- AwaitedCancelledError (asyncio.CancelledError)    the same, from `await`; in nobounce.io.awaited
     +-- OutOfMemoryError (MemoryError)         device or pinned memory
     +-- UnavailableError (ImportError)         a runtime, library or device that is not there, and why
     +-- DeviceError (RuntimeError)             a runtime call failed: the call, its code and the vendor's name for it
@@ -27,10 +28,13 @@
     +-- InternalError (RuntimeError)           a promise inside nobounce did not hold: please report it
 
 Each class also inherits the builtin exception a caller would guess, so `except OSError` and `except ValueError` work.
+Every error survives pickle and copy with all its fields, so it crosses from a worker process as it was raised. Of its cause it keeps
+what is an error of nobounce too.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import enum
 import errno as _errno
 import os
@@ -42,6 +46,29 @@ if TYPE_CHECKING:
 
 class NobounceError(Exception):
     """Root of every exception raised by nobounce."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy, which would otherwise call the class with `args`: most classes here are made from keywords."""
+        cause = self.__cause__ if isinstance(self.__cause__, NobounceError) else None
+        held = {name: getattr(self, name, None) for name in _BUILTIN_FIELDS}
+        fields = {name: value for name, value in held.items() if value is not None} | self.__dict__
+        return _remade, (type(self), self.args, fields, cause)
+
+
+_BUILTIN_FIELDS = ("errno", "strerror", "filename", "filename2", "msg", "name", "path")
+"""What OSError and ImportError keep beside `__dict__`."""
+
+
+def _remade(
+    kind: type[NobounceError], args: tuple[Any, ...], fields: dict[str, Any], cause: NobounceError | None
+) -> NobounceError:
+    # Not `kind.__new__`: by the order of bases that is MemoryError's, which makes nothing but a MemoryError.
+    error: NobounceError = (OSError if issubclass(kind, OSError) else Exception).__new__(kind, *args)
+    error.args = args  # an OSError with an `__init__` of its own does not take them from `__new__`
+    for name, value in fields.items():
+        setattr(error, name, value)
+    error.__cause__ = cause
+    return error
 
 
 class ArgumentError(NobounceError, ValueError):
@@ -186,7 +213,7 @@ class TransferTimeoutError(NobounceError, TimeoutError):
     """The time allowed for waiting has passed; the transfer itself goes on."""
 
 
-class TransferCancelledError(NobounceError):
+class TransferCancelledError(NobounceError, concurrent.futures.CancelledError):
     """The transfer was cancelled before it started."""
 
 

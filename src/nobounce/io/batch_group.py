@@ -13,7 +13,7 @@ from nobounce.io.evidence import MIN_NBYTES
 from nobounce.io.plan import cached_ranges
 from nobounce.io.prepare import make_request, make_target, memory_of, ring_for
 from nobounce.io.strategy import URING_NBYTES, one_of_many
-from nobounce.io.target import Chunk, cut
+from nobounce.io.target import CURES, Chunk, cut
 from nobounce.route import many
 from nobounce.route.judge import DIRECT, judge
 from nobounce.route.types import Cache, CachedRange, Op, Refusal, Request, Require
@@ -192,6 +192,7 @@ class Group:
             backend=backend or "fallback",
             call=call,
             detail=detail,
+            cure=CURES.get(code, ""),
         )
 
     def release(self) -> None:

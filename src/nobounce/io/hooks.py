@@ -171,18 +171,18 @@ def remove(observer: Observer) -> None:
 _lock_of_tuples = threading.Lock()
 
 
-def _failed(observer: Observer) -> None:
-    """An observer that fails is a defect of its own: a transfer must end all the same."""
-    _log.exception("%s failed; the transfer is not concerned", type(observer).__name__)
+def _tell(told: tuple[Observer, ...], method: str, *arguments: Any, **named: Any) -> None:
+    """Call `method` of each. One that fails is a defect of its own: a transfer must end all the same."""
+    for observer in told:
+        try:
+            getattr(observer, method)(*arguments, **named)
+        except Exception:
+            _log.exception("%s failed; the transfer is not concerned", type(observer).__name__)
 
 
 def ended(job: Job) -> None:
     """The end of a transfer that had a job, before anybody who waits for it is told."""
-    for observer in observers:
-        try:
-            observer.ended(job)
-        except Exception:
-            _failed(observer)
+    _tell(observers, "ended", job)
     if job.operation is not None:
         leave(job.operation, job.receipt, job.error, job.ended_at)
 
@@ -192,11 +192,7 @@ def enter(
 ) -> Operation:
     """Tell the watchers of a new transfer; the operation comes back for `begin` and `leave`."""
     operation = Operation(op, filename, device, file_offset, nbytes, stream, now, threading.get_native_id())
-    for watcher in watchers:
-        try:
-            watcher.entered(operation)
-        except Exception:
-            _failed(watcher)
+    _tell(watchers, "entered", operation)
     return operation
 
 
@@ -205,11 +201,7 @@ def begin(operation: Operation, now: float) -> None:
     again, operation.started_at = operation.started_at is not None, now
     if again:
         return
-    for watcher in watchers:
-        try:
-            watcher.started(operation)
-        except Exception:
-            _failed(watcher)
+    _tell(watchers, "started", operation)
 
 
 def leave(operation: Operation, receipt: Receipt | None, error: BaseException | None, now: float) -> None:
@@ -217,59 +209,31 @@ def leave(operation: Operation, receipt: Receipt | None, error: BaseException | 
     if operation.ended_at is not None:
         return
     operation.ended_at, operation.receipt, operation.error = now, receipt, error
-    for watcher in watchers:
-        try:
-            watcher.exited(operation)
-        except Exception:
-            _failed(watcher)
+    _tell(watchers, "exited", operation)
 
 
 def moved(job: Job, chunk: Chunk, began: float, ended: float) -> None:
-    for watcher in watchers:
-        try:
-            watcher.moved(job, chunk, began, ended)
-        except Exception:
-            _failed(watcher)
+    _tell(watchers, "moved", job, chunk, began, ended)
 
 
 def copied(device: str, stream: int, op: Op, nbytes: int, began: float, ended: float) -> None:
-    for watcher in watchers:
-        try:
-            watcher.copied(device, stream, op, nbytes, began, ended)
-        except Exception:
-            _failed(watcher)
+    _tell(watchers, "copied", device, stream, op, nbytes, began, ended)
 
 
 def batch_ended(group: Group, ends: BatchEnds, status: str, seconds: float) -> None:
-    for observer in observers:
-        try:
-            observer.batch_ended(group, ends, status, seconds)
-        except Exception:
-            _failed(observer)
+    _tell(observers, "batch_ended", group, ends, status, seconds)
 
 
 def batch_refused(group: Group, refusals: tuple[Refusal, ...], count: int) -> None:
-    for observer in observers:
-        try:
-            observer.batch_refused(group, refusals, count)
-        except Exception:
-            _failed(observer)
+    _tell(observers, "batch_refused", group, refusals, count)
 
 
 def batch_submitted(group: Group, now: float) -> None:
-    for watcher in watchers:
-        try:
-            watcher.batch_submitted(group, now)
-        except Exception:
-            _failed(watcher)
+    _tell(watchers, "batch_submitted", group, now)
 
 
 def batch_done(group: Group, now: float) -> None:
-    for watcher in watchers:
-        try:
-            watcher.batch_done(group, now)
-        except Exception:
-            _failed(watcher)
+    _tell(watchers, "batch_done", group, now)
 
 
 def refusals_of(route: Route) -> tuple[Refusal, ...]:
@@ -281,11 +245,7 @@ def refusals_of(route: Route) -> tuple[Refusal, ...]:
 
 
 def _refused(op: Op, device: str, refusals: tuple[Refusal, ...], routed: bool) -> None:
-    for observer in observers:
-        try:
-            observer.refused(op, device, refusals, routed=routed)
-        except Exception:
-            _failed(observer)
+    _tell(observers, "refused", op, device, refusals, routed=routed)
 
 
 def unrouted(
@@ -308,11 +268,7 @@ def unrouted(
 
 
 def _unstarted(op: Op, device: str, nbytes: int, stream: int | None, error: BaseException | None) -> None:
-    for observer in observers:
-        try:
-            observer.unstarted(op, device, nbytes, stream, error)
-        except Exception:
-            _failed(observer)
+    _tell(observers, "unstarted", op, device, nbytes, stream, error)
 
 
 class Subject(NamedTuple):
@@ -336,16 +292,11 @@ class Subject(NamedTuple):
 
 
 def registered(what: str, ok: bool) -> None:
-    for observer in observers:
-        observer.registered(what, ok)
+    _tell(observers, "registered", what, ok)
 
 
 def pinned(device: str, nbytes: int) -> None:
-    for observer in observers:
-        try:
-            observer.pinned(device, nbytes)
-        except Exception:
-            _failed(observer)
+    _tell(observers, "pinned", device, nbytes)
 
 
 def _forget() -> None:

@@ -18,7 +18,7 @@ from nobounce.io.pagecache_dma import GiveBack
 from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
 from nobounce.io.strategy import CACHED_CODES
-from nobounce.io.target import Chunk, Piece, Target
+from nobounce.io.target import CURES, Chunk, Piece, Target
 from nobounce.io.worker import Worker
 from nobounce.route.types import CachedRange, Refusal
 
@@ -261,7 +261,7 @@ class Job:
             backend=backend or "fallback",
             call=call,
             detail=detail,
-            cure=_CURES.get(code, ""),
+            cure=CURES.get(code, ""),
         )
 
     def _make_receipt(self) -> Receipt:
@@ -306,13 +306,3 @@ class Job:
     def _resident(self) -> int | None:
         """Counted bytes in the page cache: samples see no growth between them, so they prove nothing."""
         return counted(self.target.buffered_fd, self._file_offset, self._requested).resident_bytes
-
-
-_CURES = {
-    errno.ENOSPC: "The disk is full: free space and write again",
-    errno.EDQUOT: "The quota is used up: free space and write again",
-    errno.EFBIG: "The file would pass the largest size allowed here: check `ulimit -f`",
-    errno.EBADF: "The file is not open for this: open it with a mode that allows it",
-    errno.EIO: "",
-    errno.EROFS: "The file system is mounted read-only",
-}

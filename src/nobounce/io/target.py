@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,14 @@ from nobounce.route.types import BackendName, CachedRange, MemoryKind, Op, Reaso
 from nobounce.runtimes.base import DirectIO, Runtime
 
 PAGE = 4096
+CURES = {
+    errno.ENOSPC: "The disk is full: free space and write again",
+    errno.EDQUOT: "The quota is used up: free space and write again",
+    errno.EFBIG: "The file would pass the largest size allowed here: check `ulimit -f`",
+    errno.EBADF: "The file is not open for this: open it with a mode that allows it",
+    errno.EROFS: "The file system is mounted read-only",
+}
+"""What the caller can do about an error of a transfer, single or of a batch, by errno."""
 
 
 class Chunk(NamedTuple):

@@ -98,7 +98,14 @@ class Transfer:
         fn(self)
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        from asyncio import get_running_loop  # 25 ms to import, and who awaits has it
+        """As `result`, in a task. A task that is cancelled while it awaits cancels the transfer, if that has not started; of a
+        transfer that was cancelled it raises AwaitedCancelledError, which asyncio takes for a cancelled Future's."""
+        from asyncio import (
+            CancelledError,
+            get_running_loop,
+        )  # 25 ms to import, and a program that awaits has it
+
+        from nobounce.io.awaited import AwaitedCancelledError
 
         loop = get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -114,8 +121,15 @@ class Transfer:
                 return  # the loop was closed while the transfer ran: nobody waits any more
 
         self.add_done_callback(wake)
-        yield from future
-        return self.result(0)
+        try:
+            yield from future
+        except CancelledError:
+            self.cancel()
+            raise
+        try:
+            return self.result(0)
+        except TransferCancelledError as e:
+            raise AwaitedCancelledError(*e.args) from None
 
     def __repr__(self) -> str:
         state = "cancelled" if self._cancelled else "failed" if self._error is not None else self._state
