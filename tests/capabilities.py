@@ -86,14 +86,19 @@ def as_nobody(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     The interpreter may lie where nobody cannot read, so `code` names what it imports first, then calls `drop()`.
     Paths given to it must be reachable: `tmp_path` lies in a folder of the test's own user, so open it up first.
     """
-    need("unprivileged")
     return subprocess.run(
-        [sys.executable, "-c", _DROP + code, *arguments],
+        nobody_command(code, *arguments),
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
+
+
+def nobody_command(code: str, *arguments: str) -> list[str]:
+    """The command of `as_nobody`, for a process that a test talks to while it runs."""
+    need("unprivileged")
+    return [sys.executable, "-c", _DROP + code, *arguments]
 
 
 def open_up(path: Path) -> None:

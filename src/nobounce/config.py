@@ -145,7 +145,7 @@ VARIABLES: tuple[Variable, ...] = (
         "stats_collector",
         "text",
         "",
-        "set by `nobounce stats`: the abstract socket that each process hands its counters to",
+        "set by `nobounce stats`: the abstract socket that each process hands its counters to, and the secret for it",
     ),
 )
 

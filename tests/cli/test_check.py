@@ -257,7 +257,7 @@ def test_an_unprivileged_user_gets_answers_and_the_command_for_root(data: Path) 
     command = next(line for line in out.splitlines() if line.strip().startswith("sudo "))
     words = shlex.split(command)
     assert words[0] == "sudo"
-    assert words[2:] == ["-m", "nobounce", "check", str(data), "--device", "cpu"]
+    assert words[2:] == ["-P", "-m", "nobounce", "check", str(data), "--device", "cpu"]
     as_root = subprocess.run(words[1:], capture_output=True, check=False, timeout=60)
     assert as_root.returncode == 0
     data.chmod(0o644)

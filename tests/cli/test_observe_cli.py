@@ -171,7 +171,7 @@ def test_programs_by_name(tmp_path: Path) -> None:
     script = tmp_path / "x.py"
     script.write_text("")
     assert command_line([str(script), "a"]) == [sys.executable, str(script), "a"]
-    assert command_line(["nobounce", "config"])[1:] == ["-m", "nobounce.cli.main", "config"]
+    assert command_line(["nobounce", "config"])[1:] == ["-P", "-m", "nobounce", "config"]
     assert command_line(["true"]) == ["true"]
 
 
@@ -510,3 +510,18 @@ def test_reports_call_the_command_by_its_name(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert f"Command: nobounce roundtrip {tmp_path / 'r'}" in out.read_text()
+
+
+def test_a_program_that_is_no_program_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("echo hello\n")
+    for program, why in {
+        "./mine": "./mine is not executable: run `chmod \\+x` on it, or write its interpreter before it",
+        "mine": "there is no program mine in PATH; for the file of that name in this folder write ./mine",
+        "./none": "there is no program ./none",
+        ".": ". is a folder, no program",
+    }.items():
+        with pytest.raises(ArgumentError, match=f"^{why}$"):
+            command_line([program])
+    (tmp_path / "mine").chmod(0o755)
+    assert command_line(["./mine"]) == ["./mine"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from capabilities import as_nobody, need
-from nobounce.errors import FileError, FilePermissionError, FormatError
+from nobounce.errors import FileError, FormatError
 from nobounce.observe import export
-from nobounce.observe.attach import Attached, Collector, attach
+from nobounce.observe.attach import Attached, attach
 from nobounce.observe.layout import NBYTES
 
 KIB64 = 1 << 16
@@ -102,15 +101,14 @@ def test_a_process_killed_in_the_middle_of_a_change_is_read_and_said_to_be(tmp_p
     from nobounce.observe.counters import Counters
     from nobounce.observe.layout import Header
 
-    memory, server = export.make_memory()
-    export._server = None
+    memory, fd = export.make_memory()
     counters = Counters(Settings(), memory)
     counters.words[Header.SEQUENCE] += 1
-    with Attached(os.dup(server._fd), os.getpid()) as reader:
+    with Attached(os.dup(fd), os.getpid()) as reader:
         assert reader.read().torn
         counters.words[Header.SEQUENCE] += 1
         assert not reader.read().torn
-    server.close()
+    export.stop()
 
 
 def test_two_forked_children_report_as_three_processes(data: Path) -> None:
@@ -198,36 +196,21 @@ def test_a_forked_child_leaves_all_its_transfers_in_trace_and_statistics(
 def test_another_user_cannot_attach(data: Path) -> None:
     need("unprivileged")
     code = """
-import sys, socket
-import nobounce.observe.attach as a, nobounce.observe.export as export, nobounce.observe.snapshot, nobounce.errors
+import sys
+import nobounce.observe.attach as a, nobounce.observe.snapshot, nobounce.errors
 drop()
-pid = int(sys.argv[1])
 try:
-    a.attach(pid)
+    a.attach(int(sys.argv[1]))
 except nobounce.errors.FilePermissionError as e:
     print("refused:", e)
-s = socket.socket(socket.AF_UNIX); s.connect(export.address_of(pid))
-print("descriptors:", len(socket.recv_fds(s, 1, 1)[1]))
 """
     with program(data) as child:
         done = as_nobody(code, str(child.pid))
-        assert done.stdout.splitlines()[0].startswith("refused:"), done.stderr
-        assert done.stdout.splitlines()[1] == "descriptors: 0"
+        assert done.stdout.startswith("refused:"), done.stderr
+        assert "belongs to another user" in done.stdout
         again(child)  # and the program goes on
         with attach(child.pid) as reader:
             assert reader.read().fastpath_bytes == 2 * KIB64
-
-
-def test_a_name_taken_by_another_process_is_not_believed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
-    ) as child:
-        with socket.socket(socket.AF_UNIX) as squatter:
-            squatter.bind(export.address_of(child.pid))
-            squatter.listen()
-            with pytest.raises(FilePermissionError, match="not believed"):
-                attach(child.pid)
-        child.kill()
 
 
 def test_a_process_without_statistics_is_named(data: Path) -> None:
@@ -259,20 +242,6 @@ def test_a_hostile_descriptor_neither_crashes_nor_misleads(what: str) -> None:
             os.fstat(fd)
     else:
         os.close(fd)
-
-
-def test_a_hostile_peer_of_the_collector_is_left_out() -> None:
-    with Collector() as collector:
-        for _ in range(3):
-            with socket.socket(socket.AF_UNIX) as s:
-                s.connect("\0" + collector.name)
-                read, write = os.pipe()
-                socket.send_fds(s, [b"N"], [read])
-                os.close(read)
-                os.close(write)
-                s.settimeout(5)
-                s.recv(1)
-        assert collector.read() == []
 
 
 def test_attaching_waits_for_the_first_io(data: Path) -> None:

@@ -29,8 +29,9 @@ def nowhere() -> Sequence[str]:
 
 
 def root_command(*arguments: str) -> str:
-    """The command that asks again as root. It names the interpreter, since sudo forgets a virtual environment."""
-    return shlex.join(["sudo", sys.executable, "-m", "nobounce", "check", *arguments])
+    """The command that asks again as root. It names the interpreter, since sudo forgets a virtual environment; -P, because
+    root is to run no module that lies in the current folder."""
+    return shlex.join(["sudo", sys.executable, "-P", "-m", "nobounce", "check", *arguments])
 
 
 def choose(

@@ -1,4 +1,4 @@
-"""Running somebody's program under observation: its command line, its environment, its exit code."""
+"""Running a user's program under observation: its command line, its environment, its exit code."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nobounce.errors import ArgumentError, FileError, printable
 
+OURS = (sys.executable, "-P", "-m")
+"""This interpreter for a module of nobounce. Without -P it would take `json.py` and the like from the current folder."""
+
 
 def command_line(program: Sequence[str]) -> list[str]:
     """What to execute for PROGRAM args: `nobounce` is this one; a .py file that the system cannot execute by itself, and a
     module after -m, go to this Python.
 
-    Raises ArgumentError for a program that is not there.
+    Raises ArgumentError for a program that is not there or may not be executed.
     """
     if not program:
         raise ArgumentError("no program: write it after --, as in `-- python train.py`")
     first, rest = program[0], list(program[1:])
     if first == "nobounce":
-        return [sys.executable, "-m", "nobounce.cli.main", *rest]
+        return [*OURS, "nobounce", *rest]
     if first == "python" and shutil.which("python") is None:
         return [sys.executable, *rest]
     if first == "-m" and rest:
@@ -30,8 +33,19 @@ def command_line(program: Sequence[str]) -> list[str]:
     if first.endswith(".py") and os.path.isfile(first) and not _executable(first):
         return [sys.executable, first, *rest]
     if shutil.which(first) is None:
-        raise ArgumentError(f"there is no program {printable(first)}")
+        raise ArgumentError(_why_not(first))
     return [first, *rest]
+
+
+def _why_not(program: str) -> str:
+    shown = printable(program)
+    if os.path.isdir(program):
+        return f"{shown} is a folder, no program"
+    if not os.path.isfile(program):
+        return f"there is no program {shown}"
+    if os.path.dirname(program):
+        return f"{shown} is not executable: run `chmod +x` on it, or write its interpreter before it"
+    return f"there is no program {shown} in PATH; for the file of that name in this folder write ./{shown}"
 
 
 def _executable(path: str) -> bool:

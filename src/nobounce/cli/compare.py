@@ -7,13 +7,13 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
+from nobounce.cli.children import OURS
 from nobounce.cli.options import DeviceName, Json
 from nobounce.cli.output import DONE, NOT_MET, document, emit_json, run, say, table
 from nobounce.cli.roundtrip import parse_size
@@ -119,7 +119,7 @@ def _child(mode: str, arguments: str) -> dict[str, Any]:
     }
     env = {**kept, **MODES[mode], "HIPFILE_STATS_LEVEL": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "nobounce.cli.comparechild", arguments],
+        [*OURS, "nobounce.cli.comparechild", arguments],
         env=env,
         capture_output=True,
         text=True,

@@ -96,10 +96,11 @@ class _Session:
         self.form, self.output, self.watch, self.expect, self.verify = form, output, watch, expect, verify
         self._pairs: dict[int, tuple[Stats, ProcessIO]] = {}
         self._last: Stats | None = None
+        self._missed = 0
         self._shown_at = time.monotonic()
 
     def launch(self, program: list[str]) -> int:
-        from nobounce.observe.attach import Collector
+        from nobounce.observe.collect import Collector
         from nobounce.observe.verify import children_io, device_io
 
         disks, before = device_io() if self.verify else {}, children_io()
@@ -108,9 +109,10 @@ class _Session:
             def tick(_: subprocess.Popen[bytes]) -> None:
                 self._show(collector.read())
 
-            variables = {"NOBOUNCE_STATS_COLLECTOR": collector.name}
+            variables = {"NOBOUNCE_STATS_COLLECTOR": collector.address}
             code = run_program(program, variables, tick if self.watch is not None else None)
-            parts = collector.read()
+            collector.finish()
+            parts, self._missed = collector.read(), collector.missed
         kernel = children_io() - before
         return self._end(parts, code, (parts, kernel, disks) if self.verify else None)
 
@@ -195,6 +197,8 @@ class _Session:
         from nobounce.observe.snapshot import total
 
         found = []
+        if self._missed and (self.expect is not None or verdict is not None):
+            found.append(self._left_out())
         if self.expect is not None:
             s = total(parts)
             if s.fallback_bytes or s.errors or not s.fastpath_bytes:
@@ -216,15 +220,24 @@ class _Session:
             return report_text.prometheus(parts)
         if self.form == "json":
             fields: dict[str, Any] = {"total": whole.to_dict(), "processes": [p.to_dict() for p in parts]}
+            fields["left_out"] = self._missed
             if verdict is not None:
                 fields["verify"] = verdict.to_dict()
             return json.dumps(document("stats", exit_code=code, unmet=unmet, **fields), indent=2) + "\n"
-        if not parts:
+        if not parts and not self._missed:
             return "nobounce stats: no process used nobounce, or HIPFILE_STATS_LEVEL is 0\n"
         text = report_text.report(whole, parts)
+        if self._missed:
+            text += f"Left out: {self._left_out()}\n"
         if verdict is not None:
             text += "".join(f"verify: {line}\n" for line in verdict.lines)
         return text
+
+    def _left_out(self) -> str:
+        return (
+            f"the statistics of {self._missed} process(es) could not be read: "
+            "another version of nobounce, or no descriptor was left (ulimit -n)"
+        )
 
     def check_output(self) -> None:
         """Raise FileError now, not when the program has run for hours, where the report cannot be written."""

@@ -168,10 +168,10 @@ def parse_answer(path: str, found: Any) -> HipLibrary:
 def ask_child(code: str, *arguments: str, timeout: float = _TIMEOUT, site: bool = True) -> Any:
     """What a Python child prints as JSON on its last line; None where it dies or prints something else. Raises OSError.
 
-    Without `site` it has no installed packages, and starts sooner.
+    Without `site` it has no installed packages, and starts sooner. It takes no module from the current folder (-P, and -I).
     """
     done = subprocess.run(
-        [sys.executable, *(() if site else ("-I", "-S")), "-c", code, *arguments],
+        [sys.executable, *(("-P",) if site else ("-I", "-S")), "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,

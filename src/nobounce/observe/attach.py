@@ -5,15 +5,10 @@ Nothing is mapped: `pread` on a memfd cannot fault, whatever its owner does to i
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-import secrets
-import select
-import socket
 import stat
-import threading
 import time
 
 from nobounce.errors import ArgumentError, FileError, FileMissingError, FilePermissionError, FormatError
@@ -22,7 +17,6 @@ from nobounce.observe.layout import NBYTES, WORD, Header
 from nobounce.observe.snapshot import Stats, parse
 
 TRIES = 64
-PATIENCE = 5.0
 
 
 class Attached:
@@ -41,16 +35,13 @@ class Attached:
         """The counters now. Raises FormatError where the block makes no sense."""
         block = b""
         for attempt in range(TRIES):
-            before = self._sequence()
+            before = _word(self._fd, Header.SEQUENCE)
             block = os.pread(self._fd, NBYTES, 0)
-            if before % 2 == 0 and self._sequence() == before:
+            if before % 2 == 0 and _word(self._fd, Header.SEQUENCE) == before:
                 return parse(block, pid=self.pid)
             if attempt > 8:
                 time.sleep(0.001)
         return parse(block, pid=self.pid, torn=True)
-
-    def _sequence(self) -> int:
-        return int.from_bytes(os.pread(self._fd, WORD, Header.SEQUENCE * WORD), "little")
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -65,10 +56,11 @@ class Attached:
 
 
 def attach(pid: int, *, wait: float = 0.0) -> Attached:
-    """Attach to a running process, trying for `wait` seconds while it has no counters yet (F-10).
+    """Attach to a running process, or a stopped one, trying for `wait` seconds while it has no counters yet (F-10).
 
     Raises ArgumentError for a number that is no process id, FileMissingError for a process that is not there,
-    FilePermissionError for another user's, FileError for one without counters, FormatError for what is not ours.
+    FilePermissionError for one that the kernel does not let this user look into, FileError for one without counters,
+    FormatError for what is not ours.
     """
     if pid <= 0:
         raise ArgumentError(f"{pid} is no process id")
@@ -76,64 +68,72 @@ def attach(pid: int, *, wait: float = 0.0) -> Attached:
     pause = 0.001
     while True:
         try:
-            return _connect(pid)
-        except ConnectionRefusedError:
-            _check_alive(pid)
-            if time.monotonic() >= until:
-                raise FileError(
-                    f"process {pid} has no statistics: it has not used nobounce yet, or HIPFILE_STATS_LEVEL is 0 there",
-                    errno.ECONNREFUSED,
-                    f"/proc/{pid}",
-                ) from None
+            fd = _find(pid)
+        except OSError as e:
+            raise _why_not(pid, e) from e
+        if fd is not None:
+            return Attached(fd, pid)
+        if time.monotonic() >= until:
+            raise FileError(
+                f"process {pid} has no statistics: it has not used nobounce yet, or HIPFILE_STATS_LEVEL is 0 there",
+                errno.ENODATA,
+                f"/proc/{pid}",
+            )
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
 
 
-def _check_alive(pid: int) -> None:
-    try:
-        owner = os.stat(f"/proc/{pid}").st_uid
-    except FileNotFoundError:
-        raise FileMissingError(f"there is no process {pid}", errno.ESRCH, f"/proc/{pid}") from None
+def _find(pid: int) -> int | None:
+    """A descriptor of the process's own counters, or None. Raises OSError where the kernel does not let this user look."""
+    own = _own_number(pid)
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
+        try:
+            if not os.readlink(f"{folder}/{name}").startswith(f"/memfd:{export.NAME}"):
+                continue
+            # The number may mean another file by now: a pipe must not be waited for.
+            fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:  # closed since it was listed
+            continue
+        # A child that was forked a moment ago still has its parent's.
+        if _word(fd, Header.PID) == own:
+            return fd
+        os.close(fd)
+    return None
+
+
+def _own_number(pid: int) -> int:
+    """What the process calls itself: in a container another number than here. Raises OSError, also for one that has ended."""
+    with open(f"/proc/{pid}/status", "rb") as f:
+        fields = dict(line.split(b":", 1) for line in f.read().splitlines() if b":" in line)
+    if fields[b"State"].split()[0] in (b"Z", b"X"):
+        raise ProcessLookupError(errno.ESRCH, "it has ended")
+    return int(fields.get(b"NSpid", b"%d" % pid).split()[-1])
+
+
+def _why_not(pid: int, error: OSError) -> FileError:
+    place = f"/proc/{pid}"
+    if isinstance(error, FileNotFoundError | ProcessLookupError):
+        return FileMissingError(f"there is no process {pid}", errno.ESRCH, place)
+    if not isinstance(error, PermissionError):
+        return FileError.from_oserror(error, place, "look for statistics")
+    owner = os.stat(place).st_uid
     if os.geteuid() not in (0, owner):
-        raise FilePermissionError(
-            f"process {pid} belongs to another user: only that user or root can see its statistics",
-            errno.EACCES,
-            f"/proc/{pid}",
+        sentence = f"process {pid} belongs to another user: only that user or root can see its statistics"
+    else:
+        sentence = (
+            f"the kernel does not let this user look into process {pid} (it has changed its user, has file capabilities, "
+            "or lies outside this container): root outside containers can, with CAP_SYS_PTRACE"
         )
+    return FilePermissionError(sentence, errno.EACCES, place)
 
 
-def _connect(pid: int) -> Attached:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
-        s.settimeout(PATIENCE)
-        s.connect(export.address_of(pid))
-        owner, uid = export.peer_of(s)
-        # The name is anybody's to take: believe it only of the process itself, and of a user who may do this to us.
-        if owner != pid or (uid not in (os.geteuid(), 0) and os.geteuid() != 0):
-            raise FilePermissionError(
-                f"the statistics of process {pid} are offered by process {owner} of user {uid}: not believed, or not yours",
-                errno.EACCES,
-                f"/proc/{pid}",
-            )
-        fd = receive(s)
-    if fd is None:
-        raise FilePermissionError(
-            f"process {pid} does not show its statistics to this user", errno.EACCES, f"/proc/{pid}"
-        )
-    return Attached(fd, pid)
-
-
-def receive(s: socket.socket) -> int | None:
-    """The descriptor that the other end sends, or None. More than one are closed: nobody honest sends two."""
+def _word(fd: int, word: int) -> int:
+    """0 where there is none."""
     try:
-        _, fds, _, _ = socket.recv_fds(s, 1, 4)
-    except (TimeoutError, ConnectionError):
-        return None
-    for extra in fds[1:]:
-        os.close(extra)
-    if not fds:
-        return None
-    os.set_inheritable(fds[0], False)
-    return fds[0]
+        return int.from_bytes(os.pread(fd, WORD, word * WORD), "little")
+    except OSError:
+        return 0
 
 
 def _check(fd: int) -> None:
@@ -149,65 +149,3 @@ def _check(fd: int) -> None:
         raise FormatError(
             f"the statistics block has {status.st_size} bytes, not {NBYTES}: another version of nobounce?"
         )
-
-
-class Collector:
-    """Waits for processes that `nobounce stats` has started to hand over their counters."""
-
-    def __init__(self) -> None:
-        self.name = f"{export.NAME}-{os.getpid():x}-{secrets.token_hex(8)}"
-        self.attached: list[Attached] = []
-        self._lock = threading.Lock()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("\0" + self.name)
-        self._listener.listen(64)
-        self._wake, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="nobounce-collect", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._listener, self._wake], [], [])
-            if self._listener not in ready:
-                return
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                continue
-            with contextlib.suppress(OSError, FormatError), peer:
-                peer.settimeout(PATIENCE)
-                pid, uid = export.peer_of(peer)
-                if uid not in (os.geteuid(), 0) and os.geteuid() != 0:
-                    continue
-                fd = receive(peer)
-                if fd is not None:
-                    attached = Attached(fd, pid)
-                    with self._lock:
-                        self.attached.append(attached)
-                peer.send(b"K")
-
-    def read(self) -> list[Stats]:
-        """The counters of every process so far, in the order of their arrival. A block that makes no sense is left out."""
-        with self._lock:
-            attached = list(self.attached)
-        found = []
-        for one in attached:
-            with contextlib.suppress(FormatError):
-                found.append(one.read())
-        return found
-
-    def close(self) -> None:
-        """Take in who is waiting already, then stop."""
-        self._waker.send(b"x")
-        self._thread.join(PATIENCE)
-        self._listener.close()
-        self._wake.close()
-        self._waker.close()
-        for one in self.attached:
-            one.close()
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -284,7 +284,8 @@ def total(parts: Iterable[Stats]) -> Stats:
 def parse(block: bytes, *, pid: int | None = None, torn: bool = False) -> Stats:
     """A snapshot from a block of shared memory, which may be anybody's: every number is checked before it is used.
 
-    Raises FormatError for what cannot have been written by this version, or was written for another process than `pid`.
+    `pid` is the process's number here; in a container it calls itself by another, which the block has.
+    Raises FormatError for what cannot have been written by this version.
     """
     if len(block) != layout.NBYTES:
         raise FormatError(f"a statistics block has {layout.NBYTES} bytes, not {len(block)}")
@@ -296,10 +297,6 @@ def parse(block: bytes, *, pid: int | None = None, torn: bool = False) -> Stats:
         layout.NBYTES,
     ):
         raise FormatError("not a statistics block of this version of nobounce")
-    if pid is not None and w[Header.PID] != pid:
-        raise FormatError(
-            f"the statistics block says process {w[Header.PID]}, but process {pid} handed it over"
-        )
     flows, codes = w[Header.FLOWS], w[Header.CODES]
     if flows > layout.MOST_FLOWS or codes > layout.MOST_CODES or w[Header.LEVEL] > 3:
         raise FormatError(
@@ -327,7 +324,7 @@ def parse(block: bytes, *, pid: int | None = None, torn: bool = False) -> Stats:
             raise FormatError(f"the statistics block has a code of kind {kind}")
     return Stats(
         level=w[Header.LEVEL],
-        pids=(w[Header.PID],),
+        pids=(pid or w[Header.PID],),
         command=_text(block, Header.NAME, layout.NAME_NBYTES),
         started=started / 1e9,
         taken=now / 1e9,

@@ -20,10 +20,11 @@ def start() -> None:
     if in_force.stats_level and _counters is None:
         from nobounce.observe import export
 
-        memory, server = export.make_memory()
+        memory, fd = export.make_memory()
         _counters = Counters(in_force, memory)
         hooks.add(_counters)
-        server.start(in_force.stats_collector)
+        if in_force.stats_collector and fd >= 0:
+            export.introduce(fd, in_force.stats_collector)
     if in_force.trace:
         from nobounce.observe.trace import Tracer
 

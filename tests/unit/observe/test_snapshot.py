@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -88,9 +89,9 @@ def test_a_forged_block_is_refused(job: Maker, word: int, value: int) -> None:
         parse(forged(block(job(("direct", 1))), word, value))
 
 
-def test_a_block_of_another_process_is_refused(job: Maker) -> None:
-    with pytest.raises(FormatError, match="handed it over"):
-        parse(block(), pid=1)
+def test_a_process_is_shown_by_its_number_here_not_by_the_one_in_its_container() -> None:
+    assert parse(block(), pid=4711).pids == (4711,)
+    assert parse(block()).pids == (os.getpid(),)
 
 
 def test_a_block_cut_short_is_refused() -> None:
