@@ -14,6 +14,7 @@ from nobounce.device import Device
 from nobounce.errors import ArgumentError, OutOfMemoryError
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import Runtime
+from nobounce.runtimes.powers import needed
 from nobounce.stream import Stream
 
 Freeing = Literal["foreign", "device", "async", "pinned"]
@@ -153,7 +154,7 @@ def free_here() -> Iterator[None]:
 def _free(runtime: Runtime, address: int, freeing: Freeing, stream: Stream | None) -> None:
     if freeing == "pinned":
         runtime.free_pinned(address)
-    elif freeing == "device" or stream is None:
+    elif freeing == "device" or stream is None or (ordered := runtime.ordered_memory) is None:
         runtime.free(address)
     elif stream.is_closed:
         # Its work may still be running, and freeing such memory does not wait (HIP rule 118).
@@ -161,7 +162,7 @@ def _free(runtime: Runtime, address: int, freeing: Freeing, stream: Stream | Non
         runtime.free(address)
     else:
         with stream._on():
-            runtime.free_async(address, stream.handle)
+            ordered.free_async(address, stream.handle)
 
 
 def new_allocation(device: Device, nbytes: int, stream: Stream | None, kind: MemoryKind) -> Allocation:
@@ -181,10 +182,11 @@ def _allocate(device: Device, nbytes: int, stream: Stream | None, kind: MemoryKi
     if kind is MemoryKind.PINNED:
         return runtime.alloc_pinned(nbytes), "pinned"
     if kind is MemoryKind.MANAGED:
-        return runtime.alloc_managed(device.ordinal, nbytes), "device"
-    if stream is not None and runtime.capabilities.stream_ordered_alloc:
+        managed = needed(runtime.managed_memory, device, "managed memory")
+        return managed.alloc_managed(device.ordinal, nbytes), "device"
+    if stream is not None and (ordered := runtime.ordered_memory) is not None:
         with stream._on():
-            return runtime.alloc_async(device.ordinal, nbytes, stream.handle), "async"
+            return ordered.alloc_async(device.ordinal, nbytes, stream.handle), "async"
     return runtime.alloc(device.ordinal, nbytes), "device"
 
 

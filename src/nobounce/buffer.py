@@ -369,8 +369,9 @@ def _copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
             to.kind is of.kind is MemoryKind.DEVICE
             and to.device != of.device
             and other.device._runtime is runtime
+            and (peers := runtime.peers) is not None
         ):
-            runtime.copy_peer(
+            peers.copy_peer(
                 dst.handle, to.device.ordinal, src.handle, of.device.ordinal, dst.nbytes, where.handle
             )
         else:

@@ -134,9 +134,10 @@ class Device:
     def can_access_peer(self, peer: DeviceLike) -> bool:
         """Whether copies between this device and `peer` need no detour through host memory."""
         other = as_device(peer)
-        return other._runtime is self._runtime and self._runtime.can_access_peer(
-            self._ordinal, other._ordinal
-        )
+        peers = self._runtime.peers
+        if other._runtime is not self._runtime or peers is None:
+            return False
+        return peers.can_access_peer(self._ordinal, other._ordinal)
 
     def _current(self) -> _Current:
         """Make this the thread's current device for a while, and restore the caller's (case C98)."""

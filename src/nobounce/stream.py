@@ -16,6 +16,7 @@ from nobounce import reaper
 from nobounce.device import Device, DeviceLike, as_device, default_device
 from nobounce.errors import ArgumentError, ClosedError
 from nobounce.runtimes.base import LEGACY_STREAM, PER_THREAD_STREAM
+from nobounce.runtimes.powers import needed
 
 StreamLike = Any
 """A Stream, a handle, None, or an object with `__cuda_stream__`, `.cuda_stream` (PyTorch) or `.ptr` (CuPy)."""
@@ -96,14 +97,16 @@ class Stream:
     @property
     def is_nonblocking(self) -> bool:
         """Whether the legacy default stream and this one ignore each other (HIP rule 16)."""
+        traits = needed(self.device._runtime.stream_traits, self.device, "stream attributes")
         with self._on():
-            return self.device._runtime.stream_is_nonblocking(self.handle)
+            return traits.stream_is_nonblocking(self.handle)
 
     @property
     def priority(self) -> int:
         """Lower is more urgent (HIP rule 8)."""
+        traits = needed(self.device._runtime.stream_traits, self.device, "stream attributes")
         with self._on():
-            return self.device._runtime.stream_priority(self.handle)
+            return traits.stream_priority(self.handle)
 
     @property
     def is_done(self) -> bool:
@@ -255,7 +258,8 @@ class Event:
             return NotImplemented
         if start._device._runtime is not self._device._runtime:
             raise ArgumentError(f"no time lies between events of {start._device} and {self._device}")
-        return self._device._runtime.event_elapsed(start.handle, self.handle)
+        timing = needed(self._device._runtime.timing, self._device, "events that time")
+        return timing.event_elapsed(start.handle, self.handle)
 
     def __enter__(self) -> Event:
         return self

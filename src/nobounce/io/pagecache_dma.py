@@ -22,6 +22,7 @@ from nobounce.io.quiet import quiet_of
 from nobounce.io.target import Chunk, Piece, Target
 from nobounce.runtimes import libc
 from nobounce.runtimes.base import Runtime
+from nobounce.runtimes.powers import needed
 
 WINDOW = 64 << 20
 """Bytes one worker maps and registers at a time; the copies of a relay beside it wait meanwhile."""
@@ -102,10 +103,11 @@ class PageCacheDma:
             _release(nbytes)
             return 0
         try:
-            if quiet is None or not quiet.try_call():
+            registration = runtime.host_registration
+            if registration is None or quiet is None or not quiet.try_call():
                 raise OSError(errno.EBUSY, "a stream is held at a gate")
             try:
-                runtime.register_host(address, nbytes, read_only=True)
+                registration.register_host(address, nbytes, read_only=True)
             finally:
                 quiet.called()
         except (OSError, DeviceError, MemoryError) as e:
@@ -172,7 +174,9 @@ class Window(NamedTuple):
             elif not quiet.try_call():
                 return False
             try:
-                self.runtime.unregister_host(self.address)
+                needed(
+                    self.runtime.host_registration, self.runtime.name, "registered memory"
+                ).unregister_host(self.address)
             except DeviceError:
                 return True  # still pinned: unmapped, it would leave the device reading what is not ours, so it stays mapped
             finally:

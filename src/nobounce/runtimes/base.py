@@ -19,6 +19,15 @@ from typing import NamedTuple
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.route.types import DirectFacts, MemoryKind
+from nobounce.runtimes.powers import (
+    HostRegistration,
+    LastErrors,
+    ManagedMemory,
+    OrderedMemory,
+    Peers,
+    StreamTraits,
+    Timing,
+)
 
 NULL_STREAM = 0
 LEGACY_STREAM = 1
@@ -228,14 +237,6 @@ class Runtime(ABC):
         """Free device memory after an implicit device synchronise (HIP rule 118); 0 is fine (rule 129)."""
 
     @abstractmethod
-    def alloc_async(self, device: int, nbytes: int, stream: int) -> int:
-        """Device memory usable by work ordered after this point of `stream` (HIP rule 113)."""
-
-    @abstractmethod
-    def free_async(self, address: int, stream: int) -> None:
-        """Free device memory once `stream` gets there; 0 is fine (HIP rule 118)."""
-
-    @abstractmethod
     def alloc_pinned(self, nbytes: int) -> int:
         """Page-aligned pinned host memory; nbytes 0 gives address 0 (HIP rule 128)."""
 
@@ -245,16 +246,6 @@ class Runtime(ABC):
 
     @abstractmethod
     def free_pinned(self, address: int) -> None: ...
-
-    @abstractmethod
-    def alloc_managed(self, device: int, nbytes: int) -> int: ...
-
-    @abstractmethod
-    def register_host(self, address: int, nbytes: int, *, read_only: bool = False) -> None:
-        """Pin existing host memory (HIP rule 128)."""
-
-    @abstractmethod
-    def unregister_host(self, address: int) -> None: ...
 
     @abstractmethod
     def pointer_info(self, address: int) -> PointerInfo:
@@ -271,12 +262,6 @@ class Runtime(ABC):
         self, dst: int, src: int, nbytes: int, stream: int, kind: CopyKind = CopyKind.DEFAULT
     ) -> None:
         """hipMemcpyAsync: in stream order, host blocking as HIP rules 52-57 say."""
-
-    @abstractmethod
-    def copy_peer(
-        self, dst: int, dst_device: int, src: int, src_device: int, nbytes: int, stream: int | None = None
-    ) -> None:
-        """hipMemcpyPeer(Async): asynchronous to the host (HIP rules 50, 70, 71)."""
 
     @abstractmethod
     def copy_batch(self, copies: list[tuple[int, int, int]], stream: int) -> None:
@@ -324,16 +309,6 @@ class Runtime(ABC):
     def stream_device(self, stream: int) -> int: ...
 
     @abstractmethod
-    def stream_priority_range(self, device: int) -> tuple[int, int]:
-        """(least, greatest); lower numbers are more urgent (HIP rule 8)."""
-
-    @abstractmethod
-    def stream_priority(self, stream: int) -> int: ...
-
-    @abstractmethod
-    def stream_is_nonblocking(self, stream: int) -> bool: ...
-
-    @abstractmethod
     def host_call(self, stream: int, fn: Callable[[], None]) -> None:
         """Run `fn` on a runtime thread in stream order; it must not call the runtime (HIP rules 39-45)."""
 
@@ -365,25 +340,32 @@ class Runtime(ABC):
     @abstractmethod
     def event_sync(self, event: int) -> None: ...
 
-    @abstractmethod
-    def event_elapsed(self, start: int, end: int) -> float:
-        """Milliseconds from `start` to `end`, maybe negative (HIP rule 28)."""
+    # optional powers (powers.py): None where the runtime does not declare them
 
-    # peers and errors
+    @property
+    def peers(self) -> Peers | None:
+        return self if isinstance(self, Peers) else None
 
-    @abstractmethod
-    def can_access_peer(self, device: int, peer: int) -> bool: ...
+    @property
+    def ordered_memory(self) -> OrderedMemory | None:
+        return self if isinstance(self, OrderedMemory) and self.capabilities.stream_ordered_alloc else None
 
-    @abstractmethod
-    def enable_peer_access(self, device: int, peer: int, flags: int = 0) -> None: ...
+    @property
+    def managed_memory(self) -> ManagedMemory | None:
+        return self if isinstance(self, ManagedMemory) and self.capabilities.managed else None
 
-    @abstractmethod
-    def disable_peer_access(self, device: int, peer: int) -> None: ...
+    @property
+    def host_registration(self) -> HostRegistration | None:
+        return self if isinstance(self, HostRegistration) and self.capabilities.host_register else None
 
-    @abstractmethod
-    def last_error(self) -> int:
-        """This thread's last failed status, and reset it (HIP rules 73, 74, 76)."""
+    @property
+    def stream_traits(self) -> StreamTraits | None:
+        return self if isinstance(self, StreamTraits) else None
 
-    @abstractmethod
-    def peek_last_error(self) -> int:
-        """This thread's last failed status (HIP rule 75)."""
+    @property
+    def timing(self) -> Timing | None:
+        return self if isinstance(self, Timing) else None
+
+    @property
+    def last_errors(self) -> LastErrors | None:
+        return self if isinstance(self, LastErrors) else None

@@ -20,11 +20,30 @@ from nobounce.runtimes.gpu_adapter import Adapter
 from nobounce.runtimes.gpu_memory import GpuMemory
 from nobounce.runtimes.gpu_streams import GpuStreams
 from nobounce.runtimes.host_calls import api, invalid_value
+from nobounce.runtimes.powers import (
+    HostRegistration,
+    LastErrors,
+    ManagedMemory,
+    OrderedMemory,
+    Peers,
+    StreamTraits,
+    Timing,
+)
 
 _GIVING_BACK = ("free", "free_async", "free_pinned", "stream_destroy", "event_destroy", "unregister_host")
 
 
-class GpuRuntime(GpuMemory, GpuStreams):
+class GpuRuntime(
+    GpuMemory,
+    GpuStreams,
+    Peers,
+    OrderedMemory,
+    ManagedMemory,
+    HostRegistration,
+    StreamTraits,
+    Timing,
+    LastErrors,
+):
     """`count` devices behind `adapter`; nothing is started on them before something is asked of them."""
 
     def __init__(self, adapter: Adapter, count: int, *, scheduler: Scheduler = THREADS) -> None:

@@ -23,9 +23,28 @@ from nobounce.runtimes.host_memory import Allocation, HostSpace
 from nobounce.runtimes.host_ops import HostStream, Op
 from nobounce.runtimes.host_order import HostOrder
 from nobounce.runtimes.host_tickets import Ordered
+from nobounce.runtimes.powers import (
+    HostRegistration,
+    LastErrors,
+    ManagedMemory,
+    OrderedMemory,
+    Peers,
+    StreamTraits,
+    Timing,
+)
 
 
-class HostRuntime(HostOrder, HostCopies):
+class HostRuntime(
+    HostOrder,
+    HostCopies,
+    Peers,
+    OrderedMemory,
+    ManagedMemory,
+    HostRegistration,
+    StreamTraits,
+    Timing,
+    LastErrors,
+):
     """Memory, devices, peers and errors; `cpu` and `sim` say what their devices are."""
 
     def __init__(

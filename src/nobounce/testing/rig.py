@@ -10,10 +10,21 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.base import Gate, Runtime
+from nobounce.runtimes.powers import (
+    HostRegistration,
+    LastErrors,
+    ManagedMemory,
+    OrderedMemory,
+    Peers,
+    StreamTraits,
+    Timing,
+)
+
+P = TypeVar("P")
 
 QUIET = 0.03
 """Seconds after which a call that should not return is taken to be waiting. A wrong guess can only hide a fault."""
@@ -61,6 +72,36 @@ class Rig:
         self._gates: list[Gate] = []
         self._keep: list[object] = []
 
+    # powers: a test that needs one that is not everywhere says so by `requires`
+
+    @property
+    def peers(self) -> Peers:
+        return _declared(self.runtime.peers)
+
+    @property
+    def ordered_memory(self) -> OrderedMemory:
+        return _declared(self.runtime.ordered_memory)
+
+    @property
+    def managed_memory(self) -> ManagedMemory:
+        return _declared(self.runtime.managed_memory)
+
+    @property
+    def host_registration(self) -> HostRegistration:
+        return _declared(self.runtime.host_registration)
+
+    @property
+    def stream_traits(self) -> StreamTraits:
+        return _declared(self.runtime.stream_traits)
+
+    @property
+    def timing(self) -> Timing:
+        return _declared(self.runtime.timing)
+
+    @property
+    def last_errors(self) -> LastErrors:
+        return _declared(self.runtime.last_errors)
+
     # memory
 
     def device(self, nbytes: int = 4096, device: int = 0) -> int:
@@ -77,7 +118,7 @@ class Rig:
         return address
 
     def managed(self, nbytes: int = 4096) -> int:
-        address = self.runtime.alloc_managed(0, nbytes)
+        address = self.managed_memory.alloc_managed(0, nbytes)
         self._frees.append(lambda: self.runtime.free(address))
         ctypes.memset(address, 0, nbytes)
         return address
@@ -142,12 +183,17 @@ class Rig:
             self._quietly(self.runtime.device_sync, device)
         while self._frees:
             self._quietly(self._frees.pop())
-        self.runtime.last_error()
+        self.last_errors.last_error()
 
     @staticmethod
     def _quietly(fn: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(DeviceError):  # what the test provoked, or freed itself
             fn(*args)
+
+
+def _declared(power: P | None) -> P:
+    assert power is not None, "the runtime has not the power that the test needs"
+    return power
 
 
 class raises_status:  # noqa: N801 - read as pytest.raises is

@@ -79,9 +79,9 @@ class CopyRules(DeclaredTests):
         a, src = rig.device(device=1), self._loaded(rig, rig.device(device=0))
         self._at_once(rig, NULL_STREAM, lambda: rig.runtime.copy(a, src, NBYTES), a)
         b = rig.device(device=1)
-        self._at_once(rig, NULL_STREAM, lambda: rig.runtime.copy_peer(b, 1, src, 0, NBYTES), b)
+        self._at_once(rig, NULL_STREAM, lambda: rig.peers.copy_peer(b, 1, src, 0, NBYTES), b)
         c, s = rig.device(device=1), rig.stream(0)
-        self._at_once(rig, s, lambda: rig.runtime.copy_peer(c, 1, src, 0, NBYTES, s), c)
+        self._at_once(rig, s, lambda: rig.peers.copy_peer(c, 1, src, 0, NBYTES, s), c)
 
     def test_rule_51_host_to_host_drains_the_stream(self, rig: Rig) -> None:
         """Pinned memory included."""

@@ -6,7 +6,7 @@ import pytest
 
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.base import NULL_STREAM, CopyKind
-from nobounce.testing.requirements import DeclaredTests, requires
+from nobounce.testing.requirements import DeclaredTests
 from nobounce.testing.rig import Rig, raises_status
 
 INVALID = RuntimeStatus.InvalidValue
@@ -24,7 +24,7 @@ class CopyArgumentRules(DeclaredTests):
         rig.runtime.fill(0, 0, 0)
         rig.runtime.fill_async(0, 0, 0, s)
         rig.runtime.copy_batch([(0, 0, 0)], s)
-        rig.runtime.copy_peer(0, 0, 0, 0, 0)
+        rig.peers.copy_peer(0, 0, 0, 0, 0)
         rig.hold(NULL_STREAM)
         rig.background(lambda: rig.runtime.copy(0, 0, 0)).result()
         assert rig.runtime.stream_query(s)
@@ -106,37 +106,6 @@ class CopyArgumentRules(DeclaredTests):
         gate.open()
         waiting.result()
         assert rig.get(out) == b"\x06" * 4096
-
-    @requires("peers", devices=2)
-    def test_rule_70_peer_copies_need_no_peer_access(self, rig: Rig) -> None:
-        """The result is the same with and without."""
-        src = rig.device(device=0)
-        rig.put(src, b"p" * 4096)
-        for enable in (False, True):
-            dst = rig.device(device=1)
-            if enable:
-                rig.runtime.enable_peer_access(0, 1)
-            rig.runtime.copy_peer(dst, 1, src, 0, 4096)
-            assert rig.get(dst) == b"p" * 4096
-        rig.runtime.disable_peer_access(0, 1)
-
-    @requires("peers", devices=2)
-    def test_rule_71_peer_copies_are_ordered_on_the_destination(self, rig: Rig) -> None:
-        """Later null-stream work of the destination device sees the data."""
-        src, dst, out = rig.device(device=0), rig.device(device=1), rig.pageable()
-        rig.put(src, b"q" * 4096)
-        gate = rig.hold(NULL_STREAM)
-        rig.background(lambda: rig.runtime.copy_peer(dst, 1, src, 0, 4096)).result()
-
-        def read_on_1() -> None:
-            rig.runtime.set_current_device(1)
-            rig.runtime.copy(out, dst, 4096)
-
-        reading = rig.background(read_on_1)
-        assert reading.is_waiting()
-        gate.open()
-        reading.result()
-        assert rig.get(out) == b"q" * 4096
 
     def test_rule_72_a_batch_is_validated_as_a_whole(self, rig: Rig) -> None:
         """The index of the failure is reported, nothing is copied; a good batch is one op in order."""

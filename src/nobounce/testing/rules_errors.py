@@ -21,14 +21,14 @@ class ErrorRules(DeclaredTests):
         with raises_status(RuntimeStatus.InvalidDevice):
             rig.runtime.set_current_device(999)
         rig.runtime.device_sync(0)
-        assert rig.runtime.peek_last_error() == RuntimeStatus.InvalidDevice
-        assert rig.runtime.last_error() == RuntimeStatus.InvalidDevice
-        assert rig.runtime.last_error() == 0
+        assert rig.last_errors.peek_last_error() == RuntimeStatus.InvalidDevice
+        assert rig.last_errors.last_error() == RuntimeStatus.InvalidDevice
+        assert rig.last_errors.last_error() == 0
 
     def test_rule_76_another_threads_error_is_invisible(self, rig: Rig) -> None:
         with raises_status(RuntimeStatus.InvalidDevice):
             rig.background(lambda: rig.runtime.set_current_device(999)).result()
-        assert rig.runtime.peek_last_error() == 0
+        assert rig.last_errors.peek_last_error() == 0
 
     def test_rule_78_an_asynchronous_error_is_delivered_once(self, rig: Rig) -> None:
         """By the next synchronising call on that stream, that device, or an event after it."""
@@ -67,14 +67,14 @@ class ErrorRules(DeclaredTests):
         assert not rig.runtime.stream_query(s)
         assert not rig.runtime.event_query(event)
         with raises_status(RuntimeStatus.NotReady):
-            rig.runtime.event_elapsed(start, event)
-        rig.runtime.can_access_peer(0, 0)
+            rig.timing.event_elapsed(start, event)
+        rig.peers.can_access_peer(0, 0)
         rig.runtime.device_info(0)
         rig.runtime.pointer_info(rig.pageable())
         direct = rig.runtime.direct_io()
         if direct is not None:
             direct.facts(0)
-        assert rig.runtime.peek_last_error() == 0
+        assert rig.last_errors.peek_last_error() == 0
         gate.open()
 
     def test_rule_80_a_failure_in_a_stream_is_an_error_and_no_abort(self, rig: Rig) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 
 from nobounce.errors import RuntimeStatus
 from nobounce.route.types import MemoryKind
-from nobounce.testing.requirements import DeclaredTests, requires
+from nobounce.testing.requirements import DeclaredTests
 from nobounce.testing.rig import PATIENCE, Rig, raises_status
 
 INVALID = RuntimeStatus.InvalidValue
@@ -15,20 +14,6 @@ INVALID = RuntimeStatus.InvalidValue
 
 class MemoryRules(DeclaredTests):
     """Allocation, freeing, and what a pointer is."""
-
-    @requires("stream_ordered_alloc")
-    def test_rule_113_stream_ordered_memory_is_used_in_order(self, rig: Rig) -> None:
-        """The address is there at once, for ops ordered after the allocation; another stream needs an event."""
-        s, t, out = rig.stream(), rig.stream(), rig.pinned()
-        gate = rig.hold(s)
-        a = rig.background(lambda: rig.runtime.alloc_async(0, 4096, s)).result()
-        rig.runtime.fill_async(a, 2, 4096, s)
-        rig.runtime.stream_wait_event(t, rig.recorded(s))
-        rig.runtime.copy_async(out, a, 4096, t)
-        rig.runtime.free_async(a, t)
-        gate.open()
-        rig.runtime.stream_sync(t)
-        assert rig.get(out) == b"\x02" * 4096
 
     def test_rule_118_free_synchronises_the_device(self, rig: Rig) -> None:
         s = rig.stream()
@@ -39,36 +24,9 @@ class MemoryRules(DeclaredTests):
         gate.open()
         freeing.result()
 
-    @requires("stream_ordered_alloc")
-    def test_rule_118_free_async_waits_for_nobody(self, rig: Rig) -> None:
-        s = rig.stream()
-        a = rig.runtime.alloc_async(0, 4096, s)
-        b = rig.runtime.alloc_async(0, 4096, s)
-        gate = rig.hold(s)
-        rig.background(lambda: rig.runtime.free_async(a, s)).result()
-        rig.background(lambda: rig.runtime.free(b)).result()
-        rig.runtime.free_async(0, s)
-        gate.open()
-        rig.runtime.stream_sync(s)
-
     def test_rule_128_pinned_allocation_of_0_bytes(self, rig: Rig) -> None:
         assert rig.runtime.alloc_pinned(0) == 0
         assert rig.runtime.alloc(0, 0) == 0
-
-    @requires("host_register")
-    def test_rule_128_registered_memory_is_pinned(self, rig: Rig) -> None:
-        host = rig.pageable(16384)
-        page = -(-host // 4096) * 4096
-        rig.runtime.register_host(page, 4096)
-        assert rig.runtime.pointer_info(page + 100).kind is MemoryKind.PINNED
-        with raises_status(RuntimeStatus.HostMemoryAlreadyRegistered):
-            rig.runtime.register_host(page, 4096)
-        with raises_status(INVALID):
-            rig.runtime.free_pinned(page)
-        rig.runtime.unregister_host(page)
-        assert rig.runtime.pointer_info(page).kind is MemoryKind.PAGEABLE
-        with raises_status(RuntimeStatus.HostMemoryNotRegistered):
-            rig.runtime.unregister_host(page)
 
     def test_rule_129_bad_frees_are_refused(self, rig: Rig) -> None:
         """An unknown pointer, a second free: InvalidValue; null is fine."""
@@ -96,24 +54,6 @@ class MemoryRules(DeclaredTests):
         gate.open()
         freeing.result()
 
-    @requires("peers", devices=2)
-    def test_rule_131_peer_access(self, rig: Rig) -> None:
-        rt = rig.runtime
-        assert not rt.can_access_peer(0, 0)
-        assert rt.can_access_peer(0, 1)
-        with raises_status(RuntimeStatus.InvalidDevice):
-            rt.can_access_peer(0, 999)
-        with raises_status(RuntimeStatus.PeerAccessNotEnabled):
-            rt.disable_peer_access(0, 1)
-        with raises_status(INVALID):
-            rt.enable_peer_access(0, 1, flags=1)
-        rt.enable_peer_access(0, 1)
-        with raises_status(RuntimeStatus.PeerAccessAlreadyEnabled):
-            rt.enable_peer_access(0, 1)
-        with raises_status(RuntimeStatus.PeerAccessNotEnabled):
-            rt.disable_peer_access(1, 0)
-        rt.disable_peer_access(0, 1)
-
     def test_rule_133_pointer_info(self, rig: Rig) -> None:
         a, p, host = rig.device(8192), rig.pinned(), rig.pageable()
         info = rig.runtime.pointer_info(a + 8191)
@@ -127,14 +67,6 @@ class MemoryRules(DeclaredTests):
         for nbytes in (1, 4096, 3 << 20):
             assert rig.device(nbytes) % 256 == 0
         assert rig.pinned(1) % 4096 == 0
-
-    @requires("managed")
-    def test_managed_memory_is_the_hosts_too(self, rig: Rig) -> None:
-        m, s = rig.managed(), rig.stream()
-        assert rig.runtime.pointer_info(m).kind is MemoryKind.MANAGED
-        rig.runtime.fill_async(m, 1, 4096, s)
-        rig.runtime.stream_sync(s)
-        assert ctypes.string_at(m, 4096) == b"\x01" * 4096
 
     def test_C98_the_callers_current_device_is_kept(self, rig: Rig) -> None:  # noqa: N802 - a case's name
         """Copies and fills of memory on another device than the current one go there, and change nothing here."""

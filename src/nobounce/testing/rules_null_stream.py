@@ -45,7 +45,7 @@ class NullStreamRules(DeclaredTests):
 
     def test_rule_16_nonblocking_streams_are_excluded_both_ways(self, rig: Rig) -> None:
         s = rig.stream(nonblocking=True)
-        assert rig.runtime.stream_is_nonblocking(s)
+        assert rig.stream_traits.stream_is_nonblocking(s)
         gate = rig.hold(s)
         ran = threading.Event()
         rig.runtime.host_call(NULL, ran.set)
@@ -103,7 +103,7 @@ class NullStreamRules(DeclaredTests):
         gate = rig.hold(PER_THREAD)
         assert not rig.runtime.stream_query(PER_THREAD)
         assert rig.background(lambda: rig.runtime.stream_query(PER_THREAD)).result()
-        assert not rig.runtime.stream_is_nonblocking(PER_THREAD)
+        assert not rig.stream_traits.stream_is_nonblocking(PER_THREAD)
         assert not rig.runtime.stream_query(NULL)
         gate.open()
         rig.runtime.stream_sync(PER_THREAD)

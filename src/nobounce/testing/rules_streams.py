@@ -92,7 +92,7 @@ class StreamRules(DeclaredTests):
         assert rig.runtime.stream_query(s)
         gate = rig.hold(s)
         assert not rig.runtime.stream_query(s)
-        assert rig.runtime.peek_last_error() == 0
+        assert rig.last_errors.peek_last_error() == 0
         gate.open()
         rig.runtime.stream_sync(s)
         assert rig.runtime.stream_query(s)
@@ -136,15 +136,15 @@ class StreamRules(DeclaredTests):
     @requires("priorities")
     def test_rule_08_priorities_are_clamped(self, rig: Rig) -> None:
         """Lower is more urgent; a priority out of range is clamped; the default is normal."""
-        least, greatest = rig.runtime.stream_priority_range(0)
+        least, greatest = rig.stream_traits.stream_priority_range(0)
         assert least >= greatest
-        assert rig.runtime.stream_priority(rig.stream(priority=least + 100)) == least
-        assert rig.runtime.stream_priority(rig.stream(priority=greatest - 100)) == greatest
-        assert rig.runtime.stream_priority(rig.stream()) == 0
+        assert rig.stream_traits.stream_priority(rig.stream(priority=least + 100)) == least
+        assert rig.stream_traits.stream_priority(rig.stream(priority=greatest - 100)) == greatest
+        assert rig.stream_traits.stream_priority(rig.stream()) == 0
 
     @requires("priorities")
     def test_rule_08_every_priority_does_its_work(self, rig: Rig) -> None:
-        least, greatest = rig.runtime.stream_priority_range(0)
+        least, greatest = rig.stream_traits.stream_priority_range(0)
         for value, priority in enumerate(range(greatest, least + 1), 1):
             s, a = rig.stream(priority=priority), rig.device()
             rig.runtime.fill_async(a, value, 4096, s)
@@ -192,8 +192,8 @@ class StreamRules(DeclaredTests):
                 lambda h: rt.stream_sync(h),
                 lambda h: rt.stream_wait_event(h, event),
                 lambda h: rt.stream_device(h),
-                lambda h: rt.stream_priority(h),
-                lambda h: rt.stream_is_nonblocking(h),
+                lambda h: rig.stream_traits.stream_priority(h),
+                lambda h: rig.stream_traits.stream_is_nonblocking(h),
                 lambda h: rt.host_call(h, lambda: None),
                 lambda h: rt.gate(h, lambda: None),
                 lambda h: rt.event_record(event, h),

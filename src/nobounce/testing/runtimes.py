@@ -27,6 +27,12 @@ from nobounce.testing.rules_errors import ErrorRules
 from nobounce.testing.rules_events import EventRules
 from nobounce.testing.rules_memory import MemoryRules
 from nobounce.testing.rules_null_stream import NullStreamRules
+from nobounce.testing.rules_powers import (
+    HostRegistrationRules,
+    ManagedMemoryRules,
+    OrderedMemoryRules,
+    PeerRules,
+)
 from nobounce.testing.rules_streams import StreamRules
 from nobounce.testing.rules_waits import WaitRules
 
@@ -42,6 +48,10 @@ class RuntimeTests(
     CopyArgumentRules,
     ErrorRules,
     MemoryRules,
+    OrderedMemoryRules,
+    ManagedMemoryRules,
+    HostRegistrationRules,
+    PeerRules,
 ):
     """Subclass it with a `runtime` fixture."""
 
