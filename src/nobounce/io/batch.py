@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nobounce.buffer import as_buffer
 from nobounce.errors import ArgumentError, ClosedError, NobounceError, RouteError, UnavailableError
@@ -25,16 +25,19 @@ from nobounce.io.batch_group import Group
 from nobounce.io.batch_table import BatchEvent, BatchResult, positions
 from nobounce.io.engine import engine_for
 from nobounce.io.receipt import Receipt
+from nobounce.io.uninterrupted import GivenUp, uninterrupted
 from nobounce.route.many import INVALID, REFUSED
 from nobounce.route.types import Cache, Op, Require
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from nobounce.clock import Scheduler
     from nobounce.io.file import File
 
     Array = np.ndarray[Any, Any]
 
+T = TypeVar("T")
 Method = Literal["auto", "io_uring", "threads"]
 METHODS: tuple[Method, ...] = ("auto", "io_uring", "threads")
 
@@ -49,6 +52,9 @@ class Batch:
     Each request has a status of its own: a bad or failing one is reported and the others run. Requests may end in any
     order, and nothing orders those that overlap. A buffer must not be used while requests on it run: closing it raises
     BusyError. Several threads may use one batch. It does not survive a fork: the child has to make its own.
+
+    An interrupt (Ctrl-C) comes out of the call that it hits, and leaves the batch usable: requests that the call has
+    added stay added, and their results are there for the next `wait`.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class Batch:
             raise ArgumentError(f"capacity={capacity!r} and depth={depth!r}: give at least 1 of each")
         if method not in METHODS:
             raise ArgumentError(f"method={method!r} is not one of {', '.join(METHODS)}")
-        why = uring.unavailable() if method != "threads" else ""
+        why = uninterrupted(lambda _: uring.unavailable()) if method != "threads" else ""
         if why and method == "io_uring":
             raise UnavailableError(why)
         self.capacity, self.depth, self.strict = capacity, min(depth, uring.MAX_DEPTH // 2), strict
@@ -147,8 +153,8 @@ class Batch:
         if timeout is not None and not timeout >= 0:
             raise ArgumentError(f"timeout={timeout!r}: give seconds, or None")
         view.wait()
-        with self._lock:
-            self._guard()
+
+        def add(_: GivenUp) -> Array:
             pool = engine_for(view.device._runtime)
             if self._driver.pool is not None and self._driver.pool.scheduler is not pool.scheduler:
                 raise ArgumentError(f"{view.device.name} keeps another clock than the batch's other devices")
@@ -169,6 +175,18 @@ class Batch:
                 self._driver.results.cookies.update(zip(ids.tolist(), cookies, strict=True))
             self._driver.add(group, ids, timeout, pool)
             return ids
+
+        return self._locked(add, view.device._runtime.scheduler)
+
+    def _locked(self, call: Callable[[GivenUp], T], scheduler: Scheduler | None = None) -> T:
+        """`call` with the lock held, on a thread that no interrupt reaches."""
+
+        def locked(given_up: GivenUp) -> T:
+            with self._lock:
+                self._guard()
+                return call(given_up)
+
+        return uninterrupted(locked, scheduler or self._driver.scheduler)
 
     def _refuse(self, group: Group, count: int) -> None:
         """Raise for a call that cannot run at all, or with `strict` for its first bad request."""
@@ -198,9 +216,7 @@ class Batch:
 
     def submit(self) -> int:
         """Start what has been added; returns how many requests that are. Never waits for storage."""
-        with self._lock:
-            self._guard()
-            return self._driver.submit()
+        return self._locked(lambda _: self._driver.submit())
 
     def wait(self, min_n: int | None = None, timeout: float | None = None) -> BatchResult:
         """Start what has been added, wait for `min_n` results (None: all of them) or `timeout` seconds, and take what is there.
@@ -210,12 +226,18 @@ class Batch:
         """
         if min_n is not None and min_n < 0:
             raise ArgumentError(f"min_n={min_n}: give 0 or more")
-        with self._lock:
-            self._guard()
-            self._driver.run(min_n, timeout)
+
+        def take(given_up: GivenUp) -> BatchResult:
+            self._driver.run(min_n, timeout, given_up)
             if self._closed:
                 raise ClosedError("the batch was closed while it was waited for")
+            if given_up():
+                raise ClosedError(
+                    "the wait was interrupted"
+                )  # heard by no one: results stay for the next wait
             return self._driver.retrieve()
+
+        return self._locked(take)
 
     def __iter__(self) -> Iterator[BatchEvent]:
         """Every request as it ends, until none is left."""
@@ -232,9 +254,7 @@ class Batch:
         from nobounce.io.batch_table import integers
 
         wanted = None if ids is None else np.atleast_1d(integers(ids, "ids"))
-        with self._lock:
-            self._guard()
-            return self._driver.cancel(wanted)
+        return self._locked(lambda _: self._driver.cancel(wanted))
 
     # what is known
 
@@ -270,7 +290,10 @@ class Batch:
         if self._pid != os.getpid():
             self._closed = True
             self._driver.abandon()
-            return
+        elif not self._closed:
+            uninterrupted(self._close, self._driver.scheduler)
+
+    def _close(self, _: GivenUp) -> None:
         with self._lock:
             if self._closed:
                 return

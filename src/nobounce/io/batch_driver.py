@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from nobounce.clock import THREADS
+from nobounce.clock import THREADS, Scheduler
 from nobounce.io import hooks
 from nobounce.io.batch_group import Group
 from nobounce.io.batch_lanes import Lanes
@@ -35,6 +35,7 @@ from nobounce.io.batch_threads import Outcome
 from nobounce.io.engine import Engine
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk
+from nobounce.io.uninterrupted import GivenUp
 from nobounce.io.worker import RETRIED
 from nobounce.route import many
 from nobounce.route.judge import DIRECT
@@ -73,7 +74,7 @@ class Driver:
         return self.outstanding - self.results.count
 
     @property
-    def _scheduler(self) -> Any:
+    def scheduler(self) -> Scheduler:
         return self.pool.scheduler if self.pool is not None else THREADS
 
     # in
@@ -106,19 +107,19 @@ class Driver:
             if hooks.observers:
                 for refusals, n in group.refusals():
                     hooks.batch_refused(group, refusals, n)
-            self._moved.ended(group, slots[bad], INVALID, self._scheduler.now())
+            self._moved.ended(group, slots[bad], INVALID, self.scheduler.now())
         if empty.any():
             self.results.add(slots[empty], COMPLETE)
         good = slots[~(bad | empty)]
         moving = len(good)
         if moving or empty.any():
             self.tally.added(
-                group, moving + int(empty.sum()), int(t.nbytes[good].sum()), self._scheduler.now()
+                group, moving + int(empty.sum()), int(t.nbytes[good].sum()), self.scheduler.now()
             )
         if not moving:
             group.release()
             if hooks.watchers:
-                hooks.batch_done(group, self._scheduler.now())
+                hooks.batch_done(group, self.scheduler.now())
             return
         t.status[good] = ADDED
         group.left = moving
@@ -130,7 +131,7 @@ class Driver:
         if not self._added:
             return 0
         added, self._added = self._added, []
-        now = self._scheduler.now()
+        now = self.scheduler.now()
         groups = [self._groups[key] for key, _, _ in added]
         self.tally.begin(groups, now)
         count = 0
@@ -151,9 +152,9 @@ class Driver:
 
     # out
 
-    def run(self, min_n: int | None, timeout: float | None) -> None:
-        """Until `min_n` results are ready (None: all), nothing is left, or `timeout` seconds have passed."""
-        now = self._scheduler.now
+    def run(self, min_n: int | None, timeout: float | None, given_up: GivenUp) -> None:
+        """Until `min_n` results are ready (None: all), nothing is left, `timeout` seconds have passed, or it is given up."""
+        now = self.scheduler.now
         limit = math.inf if timeout is None else now() + timeout
         while True:
             self.submit()  # others may add while this thread waits
@@ -168,8 +169,8 @@ class Driver:
             until = min(limit, self._first_deadline()) if self._timed else limit
             left = None if until == math.inf else max(0.0, until - now())
             self._lanes.block(opened if min_n is None else min_n - self.results.count, left)
-            if self._lanes.closed:
-                return  # by another thread
+            if self._lanes.closed or given_up():
+                return  # closed by another thread
 
     def drain(self) -> None:
         """Until nothing runs, zombies included."""
@@ -191,7 +192,7 @@ class Driver:
             self._expire()
         self._lanes.refill()
         if not self.under_way and self.tally.measuring:
-            self.tally.end(self._lanes.metered(), self._scheduler)
+            self.tally.end(self._lanes.metered(), self.scheduler)
 
     def _completions(self, slots: Array, results: Array) -> None:
         t = self.table
@@ -275,7 +276,7 @@ class Driver:
                 self._bury(late)
         if len(fresh):
             self.results.add(fresh, status)
-            self._moved.ended(group, fresh, status, self._scheduler.now())
+            self._moved.ended(group, fresh, status, self.scheduler.now())
         group.left -= n
         if group.left == 0:
             self._close_group(group)
@@ -299,7 +300,7 @@ class Driver:
         finally:
             self.tally.group_done(group)
             if hooks.watchers:
-                hooks.batch_done(group, self._scheduler.now())
+                hooks.batch_done(group, self.scheduler.now())
 
     # given up
 
@@ -354,7 +355,7 @@ class Driver:
         if not opened.any():
             self._timed = False
             return
-        late = np.flatnonzero(opened & (t.deadline <= self._scheduler.now()))
+        late = np.flatnonzero(opened & (t.deadline <= self.scheduler.now()))
         if not len(late):
             return
         t.errno[late] = errno.ETIMEDOUT

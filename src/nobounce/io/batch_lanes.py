@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Parts = list[tuple[Group, Array]]
 
 
+LOOK_SECONDS = 0.1
+"""A wait comes back at least so often, so that its caller sees whether anyone still waits for it."""
 GATHER = 256
 """Ends of the ring that are gathered before they are looked at: more would let errors and statistics wait too long."""
 
@@ -165,10 +167,10 @@ class Lanes:
             self._uring.flush()
 
     def block(self, need: int, timeout: float | None) -> None:
-        """Wait for about `need` ends, or `timeout` seconds, the batch's lock let go meanwhile; or while another waits."""
+        """Wait for about `need` ends, at most `timeout` seconds, the batch's lock let go meanwhile; or while another waits."""
         if self._waiter:
             self._shared = True
-            self._changed.wait(timeout)
+            self._changed.wait(self._slice(timeout))
             return
         self._waiter = True
         try:
@@ -190,9 +192,15 @@ class Lanes:
             self._block_on_ring(uring, 1 if self._shared else min(need, GATHER), timeout, busy)
         elif threads is not None and busy:
             with self._unlocked():
-                threads.wait(timeout)
+                threads.wait(self._slice(timeout))
         else:
             raise InternalError(f"{need} requests of the batch are waited for and nobody works on them")
+
+    def _slice(self, timeout: float | None) -> float | None:
+        """Not in virtual time, where no one is interrupted and each wake-up is a step of the schedule."""
+        if self.pool is None or self.pool.scheduler is not THREADS:
+            return timeout
+        return LOOK_SECONDS if timeout is None else min(timeout, LOOK_SECONDS)
 
     def _block_on_ring(self, uring: UringLane, need: int, timeout: float | None, busy: bool) -> None:
         """Wait, and refill the ring between two waits: until storage is at work again nothing else is done."""
@@ -200,7 +208,7 @@ class Lanes:
         while True:
             uring.prepare(need - gathered, also_bell=busy)
             with self._unlocked():
-                uring.wait(timeout)
+                uring.wait(self._slice(timeout))
             if self.closed:
                 return
             gathered += uring.reap()
