@@ -132,12 +132,21 @@ class _SystemError(NobounceError, OSError):
 class RouteError(_SystemError):
     """No backend that the caller allows accepts the request.
 
-    `refusals` holds every failed condition of every backend that was considered.
+    `refusals` holds every failed condition of every backend that was considered. `backend` is the one that `require=` or the
+    settings left, or None where both were open.
     """
 
-    def __init__(self, message: str, refusals: Sequence[Any] = (), *, filename: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        refusals: Sequence[Any] = (),
+        *,
+        filename: str | None = None,
+        backend: str | None = None,
+    ) -> None:
         super().__init__(message, _errno.EOPNOTSUPP, filename)
         self.refusals = tuple(refusals)
+        self.backend = backend
 
 
 class FileError(_SystemError):

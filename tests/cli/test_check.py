@@ -464,3 +464,19 @@ def test_topology_prints_a_tree_json_and_a_picture(on: Run, tmp_path: Path) -> N
     refused = on(ready_amd(), "topology", "--svg", tmp_path / "no" / "t.svg")
     assert refused.exit_code == 1
     assert "t.svg" in refused.output
+
+
+def test_root_is_told_that_the_environment_names_folders_of_libraries(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ROCM_PATH", "ROCM_HOME", "HIP_PATH", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    need("root")
+    assert "loaded as root" not in nobounce("check", data, "--device", "cpu").stderr
+    monkeypatch.setenv("HIP_PATH", str(tmp_path))
+    for arguments in ([str(data), "--device", "cpu"], []):
+        told = nobounce("check", *arguments).stderr
+        assert (
+            f"nobounce check: GPU libraries are also looked for, and loaded as root, where HIP_PATH={tmp_path} says"
+            in told
+        )

@@ -80,6 +80,8 @@ def command(
         for name in (*devices, in_force.device or "cpu"):
             _refuse(not _DEVICE.fullmatch(name), f"device {name!r}: choose cpu, sim:N, cuda:N or hip:N")
         machine = Machine(source, in_force)
+        if replay is None and source.effective_uid() == 0:
+            _say_what_root_follows(source)
         if asked:
             code = _files(machine, asked, devices, probe, as_json, quiet, verbose)
         else:
@@ -90,6 +92,19 @@ def command(
         return code
 
     raise typer.Exit(run("check", as_json and not quiet, action))
+
+
+def _say_what_root_follows(source: Source) -> None:
+    """A HIP library is loaded to know what it can: before root does so, root is told who chose the folder."""
+    from nobounce.facts.access import variables
+    from nobounce.facts.libraries import FOLLOWED
+
+    chosen = ", ".join(f"{k}={v}" for k, v in variables(source, FOLLOWED).items())
+    if chosen:
+        complain(
+            f"nobounce check: GPU libraries are also looked for, and loaded as root, where {printable(chosen)} says: "
+            "unset what you do not trust"
+        )
 
 
 def _refuse(wrong: bool, why: str) -> None:

@@ -26,6 +26,11 @@ _TIMEOUT = 20.0
 _CALLS = ("hipAmdFileRead", "hipAmdFileWrite")
 
 
+_PATH, _ROCM, _CUDA = "LD_LIBRARY_PATH", ("ROCM_HOME", "ROCM_PATH", "HIP_PATH"), ("CUDA_HOME", "CUDA_PATH")
+FOLLOWED = (_PATH, *_ROCM, *_CUDA)
+"""Variables that name folders of libraries."""
+
+
 @dataclass(frozen=True, slots=True)
 class HipLibrary:
     """One libamdhip64: its real path, the version it reports, and whether it has hipAmdFileRead and hipAmdFileWrite."""
@@ -38,8 +43,8 @@ class HipLibrary:
 
 def candidates(source: Source, stem: str) -> list[str]:
     """Real paths of `stem`.so* in the places that hipFile looks in, in its order (G-5), and in installed wheels; each once."""
-    folders: list[str] = [f for f in (source.environment("LD_LIBRARY_PATH") or "").split(":") if f]
-    for name in ("ROCM_HOME", "ROCM_PATH", "HIP_PATH", *(("CUDA_HOME", "CUDA_PATH") if stem != HIP else ())):
+    folders: list[str] = [f for f in (source.environment(_PATH) or "").split(":") if f]
+    for name in (*_ROCM, *(_CUDA if stem != HIP else ())):
         base = source.environment(name)
         folders += [f"{base}/lib", f"{base}/lib64"] if base else []
     folders += _rocm_folders(source)

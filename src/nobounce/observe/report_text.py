@@ -42,7 +42,8 @@ def report(total: Stats, parts: Sequence[Stats] = ()) -> str:
         f"Buffer registrations: {c.get('buf_register_ok', 0)}, deregistrations: {c.get('buf_deregister_ok', 0)}",
         f"Stream registrations: {c.get('stream_register_ok', 0)}, deregistrations: {c.get('stream_deregister_ok', 0)}",
         f"Fastpath rejections: {c.get('fastpath_rejections', 0)}{_codes(total)}",
-        f"Asynchronous transfers: {c.get('async_submitted', 0)}, cancelled: {c.get('cancelled', 0)}, refused: {c.get('refused', 0)}",
+        f"Asynchronous transfers: {c.get('async_submitted', 0)}, cancelled: {c.get('cancelled', 0)}",
+        f"Requests refused before a byte moved: {c.get('refused', 0)}",
         "Batch requests: "
         + ", ".join(
             f"{k} {c.get(f'batch_requests_{k}', 0)}"

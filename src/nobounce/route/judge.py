@@ -18,7 +18,7 @@ from nobounce.route.scores import (
     score_fallback,
     score_fastpath,
 )
-from nobounce.route.types import Reason, Refusal, Request, Route, RouteSegment, Score
+from nobounce.route.types import BackendName, Reason, Refusal, Request, Route, RouteSegment, Score
 
 PAGE = 4096
 
@@ -84,7 +84,15 @@ def _refused(request: Request, refusals: tuple[Refusal, ...]) -> RouteError:
         f"{wanted}, but {lines}",
         refusals,
         filename=request.file.path,
+        backend=_asked(request),
     )
+
+
+def _asked(request: Request) -> BackendName | None:
+    """The backend that `require` or the settings left, or None where both were open."""
+    if request.require != "auto":
+        return request.require
+    return None if request.settings.allow_compat_mode else "fastpath"
 
 
 def _reason(refusal: Refusal) -> Reason:

@@ -512,6 +512,7 @@ def test_a_missing_file_is_impossible_and_a_forbidden_one_unknown_with_the_comma
     assert words == [
         "sudo",
         sys.executable,
+        "-P",
         "-m",
         "nobounce",
         "check",
