@@ -225,7 +225,7 @@ class Driver:
             status = FAILED
             if slot not in self._zombies:
                 t.errno[slot] = code
-                self.results.errors[slot] = group.error(code, file_offset, nbytes, "fastpath")
+                self.results.errors[slot] = target.error(code, file_offset, nbytes, "fastpath")
             self._ended_one(group, slot, status)
             return
         moved = max(result, 0)

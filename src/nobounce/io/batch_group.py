@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import Scheduler
-from nobounce.errors import NobounceError, RouteError, TransferError
+from nobounce.errors import NobounceError, RouteError
 from nobounce.facts.pagecache import counted, residency
 from nobounce.io.engine import Engine
 from nobounce.io.evidence import MIN_NBYTES
 from nobounce.io.plan import cached_ranges
 from nobounce.io.prepare import make_request, make_target, memory_of, ring_for
 from nobounce.io.strategy import URING_NBYTES, one_of_many
-from nobounce.io.target import CURES, Chunk, cut
+from nobounce.io.target import Chunk, cut
 from nobounce.route import many
 from nobounce.route.judge import DIRECT, judge
 from nobounce.route.types import Cache, CachedRange, Op, Refusal, Request, Require
@@ -178,22 +177,6 @@ class Group:
         self.direct_errno = code
         self.file._failed[self.view.device.name] = code
         self.note_cold()
-
-    def error(
-        self, code: int, file_offset: int, nbytes: int, backend: str, detail: str = ""
-    ) -> TransferError:
-        """The error of a request of this group that failed with `code`."""
-        call = f"direct {self.op}" if backend == "fastpath" else "pread" if self.op == "read" else "pwrite"
-        return TransferError(
-            code or errno.EIO,
-            filename=self.target.filename,
-            file_offset=file_offset,
-            nbytes=nbytes,
-            backend=backend or "fallback",
-            call=call,
-            detail=detail,
-            cure=CURES.get(code, ""),
-        )
 
     def release(self) -> None:
         """Let go of file and buffer; twice does nothing."""

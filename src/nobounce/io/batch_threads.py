@@ -1,8 +1,7 @@
 """The requests of a batch that I/O threads carry out: devices whose direct call is a vendor's, every fallback, and all of
 them where the kernel has no io_uring for us.
 
-A thread takes one request at a time and moves it as `job.py` does: direct, then what is left through fallback when the error
-is one to retry. Small relayed requests are taken many at once: one bounce slot, one copy op for all of them.
+A thread takes one request at a time and moves it by a worker, as those of a single transfer do. Small relayed requests are taken many at once: one bounce slot, one copy op for all of them.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from nobounce.errors import DeviceError
-from nobounce.io import fallback, fastpath
+from nobounce.io import fallback
 from nobounce.io.evidence import Meter
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk, Piece
-from nobounce.io.worker import RETRIED
-from nobounce.route.types import Reason
+from nobounce.io.worker import Worker
 
 if TYPE_CHECKING:
     from nobounce.io.batch_group import Group
@@ -56,7 +54,7 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """How a request ended: bytes from its start on, and the error if there was one."""
+    """How a request ended: bytes from its start on, and the error if there was one. Kept while a worker moves it."""
 
     slot: int
     group: Group
@@ -65,6 +63,34 @@ class Outcome:
     retries: list[Retry] = field(default_factory=list)
     errno: int = 0
     error: Exception | None = None
+    stopped: bool = False
+    """At the end of the file, or failed."""
+
+    calls_out: ClassVar[bool] = False
+
+    @property
+    def direct_errno(self) -> int | None:
+        return self.group.direct_errno
+
+    def moved(self, pieces: list[Piece]) -> None:
+        self.pieces += [p for p in pieces if p.nbytes]
+        self.done += sum(p.nbytes for p in pieces)
+
+    def end_of_file(self, position: int) -> None:
+        self.stopped = True
+
+    def failed(self, position: int, error: Exception) -> None:
+        """The first failure counts."""
+        self.stopped = True
+        if self.error is None:
+            self.errno, self.error = getattr(error, "errno", None) or errno.EIO, error
+
+    def stalled(self) -> None:
+        self.group.note_cold()
+
+    def direct_failed(self, retry: Retry) -> None:
+        self.group.failed_directly(retry.errno)
+        self.retries.append(retry)
 
 
 class ThreadLane:
@@ -210,7 +236,9 @@ class _Spell:
 
 
 def _unbegun(item: Item) -> Outcome:
-    error = item.group.error(errno.EAGAIN, item.file_offset + item.done, item.nbytes - item.done, "fallback")
+    error = item.group.target.error(
+        errno.EAGAIN, item.file_offset + item.done, item.nbytes - item.done, "fallback"
+    )
     return Outcome(item.slot, item.group, item.done, errno=errno.EAGAIN, error=error)
 
 
@@ -229,91 +257,25 @@ def _together(first: Item, item: Item) -> bool:
 def _move(item: Item, meter: Meter) -> Outcome:
     """One request, chunk by chunk in their order; stops at the end of the file and at the first failure."""
     out = Outcome(item.slot, item.group, item.done)
-    target = item.group.target
-    mover: fallback.Mover | None = None
-    watch = item.group.watch
+    worker = Worker(out, item.group.target, meter if item.group.watch else None)
+    if not item.group.watch:
+        meter.off()
     try:
         for chunk in item.chunks():
-            if chunk.backend == "fastpath" and item.group.direct_errno is not None:
-                chunk = chunk._replace(backend="fallback", reason=RETRIED)
-            moved, ended = 0, False
-            if chunk.backend == "fastpath":
-                if watch:
-                    meter.on()
-                rest, ended = _direct(item, chunk, out)
-                if rest is None:
-                    if out.error is not None or ended:
-                        break
-                    continue
-                chunk = rest
-            meter.off()
-            mover = mover if mover is not None else fallback.mover(target)
-            try:
-                pieces, end = mover.move(chunk)
-                pieces += mover.flush()
-            except fallback.PartialError as e:
-                pieces = e.pieces + mover.flush()
-                moved = _record(out, pieces)
-                at = chunk.file_offset + moved
-                out.errno = e.error.errno or errno.EIO
-                out.error = item.group.error(out.errno, at, chunk.nbytes - moved, "fallback")
+            worker.move(chunk)
+            if out.stopped:
                 break
-            _record(out, pieces)
-            if end is not None:
-                break
-    except DeviceError as e:
-        _device_failed(item, out, e, "fastpath" if mover is None else "fallback")
     finally:
-        if mover is not None:
-            _flush(mover)
+        worker.close(item.file_offset + out.done, max(0, item.nbytes - out.done))
     return out
-
-
-def _direct(item: Item, chunk: Chunk, out: Outcome) -> tuple[Chunk | None, bool]:
-    """Move a chunk directly: (what fallback has to do, whether the end of the file was met)."""
-    group = item.group
-    try:
-        done, ended = fastpath.move(group.target, chunk)
-    except fastpath.DirectFailure as e:
-        _record(out, [Piece("fastpath", chunk.file_offset, chunk.buffer_offset, e.done, chunk.reason, False)])
-        at, left = chunk.file_offset + e.done, chunk.nbytes - e.done
-        if e.errno not in group.target.retry_errnos:
-            out.errno, out.error = e.errno, group.error(e.errno, at, left, "fastpath")
-            return None, False
-        group.failed_directly(e.errno)
-        out.retries.append(Retry(at, left, e.errno))
-        return _rest(chunk, e.done, RETRIED), False
-    _record(out, [Piece("fastpath", chunk.file_offset, chunk.buffer_offset, done, chunk.reason, False)])
-    if ended or done >= chunk.nbytes:
-        return None, ended
-    group.note_cold()
-    return _rest(chunk, done, fastpath.SHORT), False
-
-
-def _rest(chunk: Chunk, done: int, reason: Reason) -> Chunk:
-    return Chunk(
-        "fallback", chunk.file_offset + done, chunk.buffer_offset + done, chunk.nbytes - done, reason
-    )
-
-
-def _record(out: Outcome, pieces: list[Piece]) -> int:
-    moved = sum(p.nbytes for p in pieces)
-    out.pieces += [p for p in pieces if p.nbytes]
-    out.done += moved
-    return moved
-
-
-def _flush(mover: fallback.Mover) -> None:
-    try:
-        mover.flush()
-    except DeviceError:
-        return  # told already: the first failure of the device is the one that counts
 
 
 def _device_failed(item: Item, out: Outcome, e: DeviceError, backend: str) -> None:
     out.errno = errno.EIO
     at = item.file_offset + out.done
-    out.error = item.group.error(errno.EIO, at, max(0, item.nbytes - out.done), backend, str(e))
+    out.error = item.group.target.error(
+        errno.EIO, at, max(0, item.nbytes - out.done), backend, call=e.call, detail=str(e)
+    )
     out.error.__cause__ = e
 
 
@@ -371,7 +333,9 @@ def _host(item: Item, out: Outcome, address: int) -> None:
     """The host's half of a relayed request."""
     moved, _, error = fallback._host_io(item.group.target, address, item.file_offset, item.nbytes)
     reason = item.group.answer.reason_list[item.reason]
-    _record(out, [Piece("fallback", item.file_offset, item.buffer_offset, moved, reason, True)])
+    out.moved([Piece("fallback", item.file_offset, item.buffer_offset, moved, reason, True)])
     if error is not None:
         out.errno = error.errno or errno.EIO
-        out.error = item.group.error(out.errno, item.file_offset + moved, item.nbytes - moved, "fallback")
+        out.error = item.group.target.error(
+            out.errno, item.file_offset + moved, item.nbytes - moved, "fallback"
+        )

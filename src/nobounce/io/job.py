@@ -13,12 +13,12 @@ from nobounce.clock import Scheduler
 from nobounce.errors import InternalError, TransferError
 from nobounce.facts.pagecache import counted
 from nobounce.io import hooks
-from nobounce.io.evidence import MIN_NBYTES
+from nobounce.io.evidence import MIN_NBYTES, Meter
 from nobounce.io.pagecache_dma import GiveBack
 from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
 from nobounce.io.strategy import CACHED_CODES
-from nobounce.io.target import CURES, Chunk, Piece, Target
+from nobounce.io.target import Chunk, Piece, Target
 from nobounce.io.worker import Worker
 from nobounce.route.types import CachedRange, Refusal
 
@@ -62,7 +62,7 @@ class Job:
         self._retries: list[Retry] = []
         self._failure: tuple[int, BaseException] | None = None
         self._end: int | None = None
-        self._direct_errno: int | None = None
+        self.direct_errno: int | None = None
         self._closed = self.done = False
         self._dma_left = (
             target.strategy.dma_workers if any(c.reason.code in CACHED_CODES for c in chunks) else 0
@@ -120,19 +120,19 @@ class Job:
             if self._closed:
                 return
             self._active += 1
-        worker = Worker(self)
+        worker = self._worker()
         try:
             while (chunk := self._claim(worker.window)) is not None:
-                worker.move(chunk)
+                self._move(worker, chunk)
         except BaseException:
             # An exception from outside (KeyboardInterrupt in the caller's thread) ends the job, not the process's pool.
-            self._fail(self._file_offset, InternalError("the transfer was interrupted"))
+            self.failed(self._file_offset, InternalError("the transfer was interrupted"))
             raise
         finally:
             try:
-                worker.close()
+                self._close(worker)
             except Exception as e:
-                self._fail(self._file_offset, e)
+                self.failed(self._file_offset, e)
             finally:
                 with self._changed.mutex:
                     self._active -= 1
@@ -149,7 +149,7 @@ class Job:
 
     def stop(self) -> None:
         """Have no further chunk begun; what is under way ends."""
-        self._fail(self._file_offset, InternalError("the transfer was interrupted"))
+        self.failed(self._file_offset, InternalError("the transfer was interrupted"))
 
     def _claimable(self) -> bool:
         return (
@@ -175,6 +175,30 @@ class Job:
                 self._next += 1
             return chunk
 
+    def _worker(self) -> Worker:
+        meter = Meter(self.target.op) if self._watch else None
+        return Worker(self, self.target, meter, page_cache=self._take_dma())
+
+    def _move(self, worker: Worker, chunk: Chunk) -> None:
+        if not hooks.watchers:
+            worker.move(chunk)
+            return
+        began = self._scheduler.now()
+        worker.move(chunk)
+        hooks.moved(self, chunk, began, self._scheduler.now())
+
+    def _close(self, worker: Worker) -> None:
+        """Wait for what the worker has under way, and take its counters and what it leaves to be given back."""
+        worker.close(self._file_offset, self._requested)
+        rest = worker.leftovers()
+        with self._changed.mutex:
+            if rest is not None:
+                self.leftovers.append(rest)
+            if worker.meter is not None:
+                worker.meter.off()
+                self._metered += worker.meter.nbytes
+                self._meter_usable = self._meter_usable and worker.meter.usable
+
     def _take_dma(self) -> bool:
         """Whether one more worker may read page-cached ranges straight from the page cache."""
         with self._changed.mutex:
@@ -183,7 +207,7 @@ class Job:
             self._dma_left -= 1
             return True
 
-    def _moved(self, pieces: list[Piece]) -> None:
+    def moved(self, pieces: list[Piece]) -> None:
         if pieces:
             with self._changed.mutex:
                 self._pieces += pieces
@@ -191,11 +215,26 @@ class Job:
                 for piece in pieces:
                     self._progress(piece.backend, piece.nbytes)
 
-    def _ended_at(self, position: int) -> None:
+    @property
+    def calls_out(self) -> bool:
+        return self._progress is not None
+
+    def stalled(self) -> None:
+        self._note_cold()
+
+    def direct_failed(self, retry: Retry) -> None:
+        with self._changed.mutex:
+            self._note_cold()
+            self.direct_errno = retry.errno
+            self._retries.append(retry)
+        if self._on_direct_failure is not None:
+            self._on_direct_failure(retry.errno)
+
+    def end_of_file(self, position: int) -> None:
         with self._changed.mutex:
             self._end = position if self._end is None else min(self._end, position)
 
-    def _fail(self, position: int, error: BaseException) -> None:
+    def failed(self, position: int, error: BaseException) -> None:
         with self._changed.mutex:
             if self._failure is None or position < self._failure[0]:
                 self._failure = position, error
@@ -205,17 +244,17 @@ class Job:
     def _finish(self) -> None:
         try:
             if self._failure is None and self._epilogue:
-                worker = Worker(self)
+                worker = self._worker()
                 try:
                     for chunk in self._epilogue:
-                        worker.move(chunk)
+                        self._move(worker, chunk)
                 finally:
-                    worker.close()
+                    self._close(worker)
             if self._fsync and self._failure is None:
                 self._sync()
             self.target.drop_cold(self._cold or ())
         except BaseException as e:
-            self._fail(self._file_offset, e)
+            self.failed(self._file_offset, e)
         self.ended_at = self._scheduler.now()
         try:
             self.receipt = self._make_receipt()
@@ -245,24 +284,12 @@ class Job:
         try:
             os.fdatasync(self.target.buffered_fd)
         except OSError as e:
-            self._fail(
+            self.failed(
                 self._file_offset,
-                self._error(e.errno or errno.EIO, self._file_offset, self._requested, "fdatasync", ""),
+                self.target.error(
+                    e.errno or errno.EIO, self._file_offset, self._requested, "fallback", call="fdatasync"
+                ),
             )
-
-    def _error(
-        self, code: int, file_offset: int, nbytes: int, call: str, backend: str, detail: str = ""
-    ) -> TransferError:
-        return TransferError(
-            code,
-            filename=self.target.filename,
-            file_offset=file_offset,
-            nbytes=nbytes,
-            backend=backend or "fallback",
-            call=call,
-            detail=detail,
-            cure=CURES.get(code, ""),
-        )
 
     def _make_receipt(self) -> Receipt:
         segments = merge_segments(self._pieces)

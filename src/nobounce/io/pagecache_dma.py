@@ -24,9 +24,6 @@ from nobounce.runtimes import libc
 from nobounce.runtimes.base import Runtime
 from nobounce.runtimes.powers import needed
 
-WINDOW = 64 << 20
-"""Bytes one worker maps and registers at a time; the copies of a relay beside it wait meanwhile."""
-
 IDLE_SECONDS = 0.5
 """How long after the last pinning pages are given back."""
 

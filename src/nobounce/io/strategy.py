@@ -27,6 +27,8 @@ MAX_SLOTS = 32
 """Slots of a device's ring: 24 keep a transfer going, the rest is for small reads beside it."""
 DMA_MIN_NBYTES = 32 << 20
 """Below this, pinning pages of the page cache costs more than relaying them."""
+PAGE_CACHE_WINDOW = 64 << 20
+"""Bytes that one worker maps and registers at a time; the copies of a relay beside it wait meanwhile."""
 KERNEL_MIN_NBYTES = 16 << 20
 """Below this, a transfer is over before io_uring's workers have started."""
 KERNEL_SLOTS = 24

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nobounce.errors import TransferError
 from nobounce.facts import pagecache
 from nobounce.io.bounce import Ring
 from nobounce.io.receipt import merge_segments
@@ -91,6 +92,22 @@ class Target:
     relay_align: int = 4096
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
+
+    def error(
+        self, code: int, file_offset: int, nbytes: int, backend: str, *, call: str = "", detail: str = ""
+    ) -> TransferError:
+        """The error of `nbytes` bytes that `backend` could not move, with the cure where one is known."""
+        plain = f"direct {self.op}" if backend == "fastpath" else "pread" if self.op == "read" else "pwrite"
+        return TransferError(
+            code or errno.EIO,
+            filename=self.filename,
+            file_offset=file_offset,
+            nbytes=nbytes,
+            backend=backend,
+            call=call or plain,
+            detail=detail,
+            cure=CURES.get(code, ""),
+        )
 
     def before_cold(self, cold: Sequence[CachedRange]) -> None:
         """Fallback is about to read ranges that the page cache does not hold, which `drop_cold` takes out of it again.

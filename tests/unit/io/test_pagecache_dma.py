@@ -237,8 +237,7 @@ def test_a_worker_that_has_a_copy_stream_waits_for_no_second_one(
 ) -> None:
     """It may hold slots: whoever waits for one of these has the stream that it would wait for."""
     config.override(config.Settings(page_cache_dma="1", io_threads=1))
-    monkeypatch.setattr(pagecache_dma, "WINDOW", 32 * MIB)
-    monkeypatch.setattr("nobounce.io.worker.WINDOW", 32 * MIB)
+    monkeypatch.setattr("nobounce.io.worker.PAGE_CACHE_WINDOW", 32 * MIB)
     takers: list[int] = []
     take, give = Ring.copy_stream, Ring.return_stream
 
