@@ -1,4 +1,4 @@
-"""The command: `nobounce`, and `python -m nobounce` where no script is on the path, as under sudo."""
+"""The command: `nobounce`, and `python -P -m nobounce` where no script is on the path, as under sudo."""
 
 from __future__ import annotations
 

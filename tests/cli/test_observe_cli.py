@@ -525,3 +525,14 @@ def test_a_program_that_is_no_program_says_why(tmp_path: Path, monkeypatch: pyte
             command_line([program])
     (tmp_path / "mine").chmod(0o755)
     assert command_line(["./mine"]) == ["./mine"]
+
+
+def test_a_script_whose_interpreter_is_missing_is_not_said_to_be_missing_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = run("stats", "--", script)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == f"nobounce stats: {script}: the interpreter that its first line names is not there\n"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from capabilities import as_nobody
+from capabilities import as_nobody, need, nobody_command
 from nobounce.errors import FileMissingError
 from nobounce.observe.attach import attach
 from watched import NBYTES, PROGRAM
@@ -78,3 +78,23 @@ os.wait()
 def test_what_the_kernel_refuses_to_its_own_user_is_not_said_to_be_another_users() -> None:
     done = as_nobody(UNDUMPABLE)
     assert done.stdout.startswith("FilePermissionError the kernel does not let this user look into"), done
+
+
+HIDDEN = """
+import sys, nobounce.observe.attach
+drop()
+try:
+    nobounce.observe.attach.attach(int(sys.argv[1]))
+except Exception as e:
+    print(type(e).__name__, e)
+"""
+
+
+def test_a_process_that_proc_hides_is_not_said_to_be_gone() -> None:
+    need("mount")
+    hide = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", hide, "sh", *nobody_command(HIDDEN, str(os.getpid()))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.startswith(f"FilePermissionError /proc hides process {os.getpid()} from this user"), (
+        done
+    )

@@ -113,12 +113,16 @@ def _own_number(pid: int) -> int:
 
 def _why_not(pid: int, error: OSError) -> FileError:
     place = f"/proc/{pid}"
+    if isinstance(error, FileNotFoundError) and not has_ended(pid):
+        sentence = (
+            f"/proc hides process {pid} from this user (hidepid): its own user or root can see its statistics"
+        )
+        return FilePermissionError(sentence, errno.EACCES, place)
     if isinstance(error, FileNotFoundError | ProcessLookupError):
         return FileMissingError(f"there is no process {pid}", errno.ESRCH, place)
     if not isinstance(error, PermissionError):
         return FileError.from_oserror(error, place, "look for statistics")
-    owner = os.stat(place).st_uid
-    if os.geteuid() not in (0, owner):
+    if os.geteuid() not in (0, _owner(place)):
         sentence = f"process {pid} belongs to another user: only that user or root can see its statistics"
     else:
         sentence = (
@@ -126,6 +130,24 @@ def _why_not(pid: int, error: OSError) -> FileError:
             "or lies outside this container): root outside containers can, with CAP_SYS_PTRACE"
         )
     return FilePermissionError(sentence, errno.EACCES, place)
+
+
+def _owner(place: str) -> int:
+    try:
+        return os.stat(place).st_uid
+    except OSError:  # gone since then
+        return os.geteuid()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the number means no process any more, not even one that this user may not see."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # another user's
+        return False
+    return False
 
 
 def _word(fd: int, word: int) -> int:

@@ -14,6 +14,7 @@ import array
 import contextlib
 import hmac
 import os
+import resource
 import secrets
 import selectors
 import socket
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from nobounce.errors import FormatError
 from nobounce.observe import export
-from nobounce.observe.attach import Attached
+from nobounce.observe.attach import Attached, has_ended
 from nobounce.observe.snapshot import Stats
 
 PATIENCE = 5.0
@@ -52,7 +53,8 @@ class Collector:
         self._secret = secret.encode()
         self._found: list[Attached | Stats] = []
         self._missed = self._unread = 0
-        self._enough = MOST_OPEN
+        self._most = min(MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._enough = self._most
         self._lock = threading.Lock()
         self._waiting: dict[int, _Peer] = {}
         """By descriptor, the oldest first."""
@@ -151,11 +153,11 @@ class Collector:
         if len(held) < self._enough:
             return
         for i, one in held:
-            if _has_ended(one.pid):
+            if has_ended(one.pid):
                 with contextlib.suppress(FormatError):
                     self._found[i] = one.read()
                     one.close()
-        self._enough = max(MOST_OPEN, 2 * sum(isinstance(one, Attached) for one in self._found))
+        self._enough = max(self._most, 2 * sum(isinstance(one, Attached) for one in self._found))
 
     def read(self) -> list[Stats]:
         """The counters of every process so far, in the order of their arrival."""
@@ -199,16 +201,6 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # another user's
-        return False
-    return False
 
 
 def _receive(s: socket.socket) -> tuple[bytes, int]:
