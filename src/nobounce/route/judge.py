@@ -32,7 +32,7 @@ EDGE = Reason(
 
 
 def judge(request: Request) -> Route:
-    """Decide which bytes go which way (design section 4).
+    """Decide which bytes go which way.
 
     Raises ArgumentError for a bad region, ConfigError for contradicting variables and RouteError, with all refusals,
     when no allowed backend accepts every byte.

@@ -91,7 +91,7 @@ def device_refusals(request: Request) -> list[Refusal]:
 
 
 def file_refusals(request: Request) -> list[Refusal]:
-    """What about the file rules out fastpath (hipFile C-6, C-9; design section 4, point 2)."""
+    """What about the file rules out fastpath (hipFile C-6, C-9; on `cpu` and `sim` whatever proves direct)."""
     file, system = request.file, request.file.filesystem
     found = []
     if file.kind not in ("regular", "block"):

@@ -184,7 +184,7 @@ class HipAdapter(Adapter):
 
 
 def create() -> GpuRuntime:
-    """The runtime `hip`. Raises UnavailableError with the reason (HIP rule 81, section 3.1)."""
+    """The runtime `hip`. Raises UnavailableError with the reason (HIP rule 81)."""
     try:
         hip: Any = importlib.import_module("rocm.bindings.hip")
         paths: Any = importlib.import_module("rocm.bindings.util.paths")

@@ -9,7 +9,7 @@
             return MyRuntime()
 
 Tests of powers that `capabilities` does not declare, or that need more `devices`, are left out. Rules are numbered as in
-the project's notes on the HIP runtime; each test's docstring states its rule.
+docs/rules/hip.md; each test's docstring states its rule.
 """
 
 from __future__ import annotations
