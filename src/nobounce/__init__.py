@@ -55,11 +55,17 @@ _NAMES = {
 }
 """Every public name but the version, under the module it lives in, loaded at first use (PEP 562)."""
 
+_MODULES = ("errors", "hipfile", "testing")
+"""Public modules, loaded at first use too."""
+
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(["__version__", *_HOME])
 
 if TYPE_CHECKING:
+    from nobounce import errors as errors
+    from nobounce import hipfile as hipfile
+    from nobounce import testing as testing
     from nobounce.buffer import Buffer as Buffer
     from nobounce.buffer import as_buffer as as_buffer
     from nobounce.config import Settings as Settings
@@ -123,6 +129,8 @@ if TYPE_CHECKING:
 else:
     # Hidden from type checkers, to which a module `__getattr__` would make every misspelt name right.
     def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -131,4 +139,4 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, *_MODULES})

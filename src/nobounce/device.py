@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nobounce.config import settings
-from nobounce.errors import ArgumentError, UnavailableError
+from nobounce.errors import ArgumentError, ConfigError, UnavailableError, counted, printable
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import registry
 from nobounce.runtimes.base import LEGACY_STREAM, Capabilities, DeviceInfo, Runtime
@@ -201,7 +201,9 @@ def _resolve(spec: DeviceLike) -> tuple[Runtime, int]:
         runtime = _numbered(spec)
         count = runtime.device_count()
         if not 0 <= spec < count:
-            raise ArgumentError(f"device {spec}: {runtime.name} has {count} device(s), counted from 0")
+            raise ArgumentError(
+                f"device {spec}: {runtime.name} has {counted(count, 'device')}, counted from 0"
+            )
         return runtime, spec
     kind, index = getattr(spec, "type", None), getattr(spec, "index", None)
     if isinstance(kind, str) and (index is None or isinstance(index, int)):
@@ -253,10 +255,18 @@ def unavailable() -> dict[str, str]:
 
 
 def default_device() -> Device:
-    """NOBOUNCE_DEVICE if set, else the first GPU that works, else cpu. Raises what that device raises."""
+    """NOBOUNCE_DEVICE if set, else the first GPU that works, else cpu.
+
+    Raises ConfigError for a variable that names no device, UnavailableError for one whose runtime is not there.
+    """
     chosen = settings().device
     if chosen:
-        return Device(chosen)
+        try:
+            return Device(chosen)
+        except ArgumentError as e:
+            raise ConfigError(f"NOBOUNCE_DEVICE: {e}") from e
+        except UnavailableError as e:
+            raise UnavailableError(f"NOBOUNCE_DEVICE={printable(chosen)}: {e}") from e
     for name in GPU_RUNTIMES:
         if not registry.absent_because(name):
             return Device._of(registry.get(name), 0)

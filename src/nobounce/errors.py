@@ -110,7 +110,7 @@ class FormatError(NobounceError, ValueError):
         offset: int | None = None,
     ) -> None:
         self.reason, self.filename, self.tensor, self.offset = reason, filename, tensor, offset
-        where = [printable(filename)] if filename is not None else []
+        where = [named(filename)] if filename is not None else []
         if tensor is not None:
             where.append(f"tensor {tensor!r}")
         if offset is not None:
@@ -157,9 +157,7 @@ class FileError(_SystemError):
         """The named error for an `OSError` met while `doing` something ("open", "statx") with `path`."""
         code = error.errno or _errno.EIO
         kind = _FILE_ERRORS.get(code, cls)
-        return kind(
-            f"{printable(path)}: cannot {doing}: {os.strerror(code)} ({errno_name(code)})", code, path
-        )
+        return kind(f"{named(path)}: cannot {doing}: {os.strerror(code)} ({errno_name(code)})", code, path)
 
 
 class FileMissingError(FileError, FileNotFoundError):
@@ -210,7 +208,7 @@ class TransferError(_SystemError):
         self.receipt = receipt
         self.detail, self.cure = detail, cure
         text = detail or f"{os.strerror(code)} ({errno_name(code)})"
-        message = f"{printable(filename or '?')}: {call} of {nbytes} bytes at offset {file_offset} failed on {backend}: {text}"
+        message = f"{'?' if filename is None else named(filename)}: {call} of {nbytes} bytes at offset {file_offset} failed on {backend}: {text}"
         super().__init__(f"{message}. {cure}" if cure else message, code, filename)
 
 
@@ -328,8 +326,22 @@ def errno_name(code: int) -> str:
     return _errno.errorcode.get(code, f"errno {code}")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: "1 tensor", "2 tensors", "2 processes"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def named(path: str) -> str:
+    """A path as messages show it: `printable`, and '' for an empty one."""
+    return printable(path) or "''"
+
+
 def printable(text: str) -> str:
     """`text` with control characters and lone surrogates escaped, safe for a terminal or a log."""
+    if text.isprintable():
+        return text
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text
     )

@@ -21,8 +21,9 @@ from typer.testing import CliRunner, Result
 from nobounce import config
 from nobounce.cli import ending
 from nobounce.cli.main import app
+from nobounce.cli.options import parse_size
 from nobounce.cli.output import progress
-from nobounce.cli.roundtrip import fnv1a, fnv1a_block, parse_size
+from nobounce.cli.roundtrip import fnv1a, fnv1a_block
 from nobounce.errors import ArgumentError
 from nobounce.io.receipt import Receipt
 from nobounce.io.transfer import Transfer
@@ -408,13 +409,13 @@ def test_roundtrip_with_lost_bytes_goes_to_stderr_with_1(tmp_path: Path) -> None
     ("text", "nbytes"), [("1MiB", MIB), ("64k", 65536), ("4096", 4096), ("2 GiB", 2 << 30)]
 )
 def test_sizes(text: str, nbytes: int) -> None:
-    assert parse_size(text) == nbytes
+    assert parse_size("--slice", text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5M", "1TiBs"])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ArgumentError):
-        parse_size(text)
+        parse_size("--slice", text)
 
 
 # cp

@@ -212,7 +212,7 @@ def test_trace_then_report(data: Path, program: Path, tmp_path: Path) -> None:
     done = run("trace", "-o", trace, "--", program, data, "3")
     assert done.returncode == 3
     assert done.stdout == "my own output\n"
-    assert "1 process(es)" in done.stderr
+    assert "of 1 process in" in done.stderr
     done = run("report", trace, "-o", page, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

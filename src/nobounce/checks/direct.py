@@ -11,6 +11,7 @@ from nobounce.checks.conditions import DeviceView, settle
 from nobounce.checks.findings import Finding
 from nobounce.checks.machine import Machine
 from nobounce.checks.reach import amd_access, nvidia_access
+from nobounce.errors import counted
 from nobounce.facts.access import VISIBILITY, variables
 from nobounce.facts.gpus import Gpu
 from nobounce.facts.kernel import module_version
@@ -45,7 +46,7 @@ def view_of(machine: Machine, name: str) -> DeviceView:
     if kind == "sim":
         count = machine.settings.sim_devices
         if int(name.partition(":")[2] or 0) >= count:
-            because = f"there is no {name}, only {count} simulated device(s)"
+            because = f"there is no {name}, only {counted(count, 'simulated device')}"
             missing = Finding("device", "no", because, "/proc/self/environ", code="no-device")
             return DeviceView(name, SIM, SIM, (missing,), None, because)
         note = Finding(

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nobounce.cli.comparechild import drop
-from nobounce.cli.options import DeviceName, Json
+from nobounce.cli.options import DeviceName, Json, parse_size
 from nobounce.cli.output import DONE, document, emit_json, run, say
-from nobounce.cli.roundtrip import parse_size
-from nobounce.errors import ArgumentError, FileError, NobounceError, RouteError, printable
+from nobounce.errors import ArgumentError, FileError, NobounceError, RouteError, counted, named, printable
 
 if TYPE_CHECKING:
     from nobounce.device import Device
@@ -53,8 +52,8 @@ def command(
 
         target = Device(device) if device is not None else default_device()
         if not os.path.isdir(folder):
-            raise ArgumentError(f"{printable(folder)} is no folder")
-        nbytes = parse_size(size) // MIB * MIB if size is not None else choose_size(folder)
+            raise ArgumentError(f"{named(folder)} is no folder")
+        nbytes = parse_size("--size", size) // MIB * MIB if size is not None else choose_size(folder)
         if nbytes < MIB:
             raise ArgumentError("--size: at least 1MiB")
         if shutil.disk_usage(folder).free < 3 * nbytes:
@@ -95,14 +94,14 @@ def measure(
     from nobounce.observe.roofline import roofs
 
     model, out = os.path.join(scratch, "model.safetensors"), os.path.join(scratch, "out.bin")
-    machine = {
+    machine: dict[str, Any] = {
         "cpu": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "size": nbytes,
     }
     tell(
-        f"machine: {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; device {device.name}; file of {nbytes // MIB} MiB"
+        f"machine: {machine['cpu']}, {counted(machine['cores'], 'core')}, Linux {machine['kernel']}; device {device.name}; file of {nbytes // MIB} MiB"
     )
     make_model(model, nbytes)
     with open(out, "wb") as f:
@@ -169,7 +168,7 @@ def _job(
             job["samples"].append(seconds)
             other = receipt.fallback_bytes if backend == "fastpath" else receipt.fastpath_bytes
             if other:
-                job["error"] = f"{other} bytes went the other way"
+                job["error"] = f"{counted(other, 'byte')} went the other way"
     except RouteError as e:
         job["error"] = f"refused: {'; '.join(r.code for r in e.refusals)}"
     if job["samples"] and not job["error"]:

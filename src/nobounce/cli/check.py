@@ -12,7 +12,7 @@ import typer
 from nobounce.cli.options import Json
 from nobounce.cli.output import complain, document, emit_json, run, say
 from nobounce.config import Settings, settings
-from nobounce.errors import ArgumentError, FileError, printable
+from nobounce.errors import ArgumentError, ConfigError, FileError, printable
 from nobounce.facts.source import LiveSource, RecordingSource, Source
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 _SETTINGS = ("allow_compat_mode", "force_compat_mode", "unsupported_file_systems", "device")
 """What of the settings a verdict depends on: a capture keeps it."""
 _DEVICE = re.compile(r"cpu|(sim|cuda|hip)(:[0-9]{1,9})?")
+_CHOICES = "cpu, sim:N, cuda:N or hip:N"
 
 Paths = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[PATH ...]",
+        metavar="PATH...",
         help="Files or folders of files. None: the machine as a whole.",
         show_default=False,
     ),
@@ -77,8 +78,10 @@ def command(
         _refuse(bool(probe and not paths), "--probe needs a file")
         source, asked, devices, in_force = _source(capture, replay, paths or [], device or [])
         in_force.check_contradiction()
-        for name in (*devices, in_force.device or "cpu"):
-            _refuse(not _DEVICE.fullmatch(name), f"device {name!r}: choose cpu, sim:N, cuda:N or hip:N")
+        for name in devices:
+            _refuse(not _DEVICE.fullmatch(name), f"device {name!r}: choose {_CHOICES}")
+        if in_force.device and not _DEVICE.fullmatch(in_force.device):
+            raise ConfigError(f"NOBOUNCE_DEVICE: device {in_force.device!r}: choose {_CHOICES}")
         machine = Machine(source, in_force)
         if replay is None and source.effective_uid() == 0:
             _say_what_root_follows(source)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from nobounce.errors import ArgumentError, FileError, printable
+from nobounce.errors import ArgumentError, FileError, named
 
 OURS = (sys.executable, "-P", "-m")
 """This interpreter for a module of nobounce. Without -P it would take `json.py` and the like from the current folder."""
@@ -38,7 +38,7 @@ def command_line(program: Sequence[str]) -> list[str]:
 
 
 def _why_not(program: str) -> str:
-    shown = printable(program)
+    shown = named(program)
     if os.path.isdir(program):
         return f"{shown} is a folder, no program"
     if not os.path.isfile(program):

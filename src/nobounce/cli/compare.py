@@ -14,10 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from nobounce.cli.children import OURS
-from nobounce.cli.options import DeviceName, Json
+from nobounce.cli.options import DeviceName, Json, parse_size
 from nobounce.cli.output import DONE, NOT_MET, document, emit_json, run, say, table
-from nobounce.cli.roundtrip import parse_size
-from nobounce.errors import ArgumentError, FileError, InternalError, printable
+from nobounce.errors import ArgumentError, FileError, InternalError, counted, printable
 
 MODES: dict[str, dict[str, str]] = {
     "auto": {"HIPFILE_ALLOW_COMPAT_MODE": "true", "HIPFILE_FORCE_COMPAT_MODE": "false"},
@@ -25,6 +24,8 @@ MODES: dict[str, dict[str, str]] = {
     "fallback": {"HIPFILE_ALLOW_COMPAT_MODE": "true", "HIPFILE_FORCE_COMPAT_MODE": "true"},
 }
 GIB = 1 << 30
+USUAL, MOST = 1 << 14, 1 << 20
+"""Transfers of one run: as many as some seconds take where --size is not given; more than the second are refused."""
 NO_RELAY = (
     "on cpu, fallback is a read or write through the page cache and no relay: device memory is host memory. "
     "To see what a relay costs, compare on sim:0 (--device sim:0)"
@@ -41,7 +42,12 @@ def command(
         int, typer.Option(min=1, max=64, help="Streams with transfers under way at once.")
     ] = 4,
     slice_: Annotated[str, typer.Option("--slice", help="Bytes of one transfer.")] = "4MiB",
-    size: Annotated[str, typer.Option(help="At most this much of the file.")] = "1GiB",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="At most this much of the file. Default: 1GiB, less where small slices make that too many transfers."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=50, help="Runs of each mode, alternately.")] = 3,
     write: Annotated[
         bool,
@@ -61,10 +67,16 @@ def command(
         if not os.path.isfile(path):
             open_file(path).close()  # names what is missing, a folder or a pipe
             raise ArgumentError(f"{printable(path)} is no regular file: only such a file is compared")
-        limit, slice_nbytes = parse_size(size), parse_size(slice_)
+        slice_nbytes = parse_size("--slice", slice_)
+        limit = min(GIB, slice_nbytes * USUAL) if size is None else parse_size("--size", size)
         nbytes = min(limit, os.path.getsize(path))
         if nbytes < 4096:
             raise ArgumentError(f"{printable(path)} has {nbytes} bytes: too few to compare anything")
+        if nbytes // slice_nbytes > MOST:
+            raise ArgumentError(
+                f"{nbytes} bytes in slices of {slice_nbytes} are over {MOST} transfers a run: "
+                "choose a larger --slice or a smaller --size"
+            )
         op = "write" if write else "read"
         with _subject(path, write, nbytes) as subject:
             arguments = json.dumps([subject, target.name, streams, slice_nbytes, op, limit])
@@ -129,7 +141,7 @@ def _child(mode: str, arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         raise InternalError(
-            f"a run of {mode} ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+            f"a run of {mode} ended with {done.returncode}: {(done.stderr.strip() or '?').splitlines()[-1]}"
         ) from None
     return found
 
@@ -145,9 +157,9 @@ def judge(mode: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
     elif not direct + bounced:
         why = "no byte moved"
     elif mode == "direct" and bounced:
-        why = f"{bounced} bytes went through fallback"
+        why = f"{counted(bounced, 'byte')} went through fallback"
     elif mode == "fallback" and direct:
-        why = f"{direct} bytes went direct"
+        why = f"{counted(direct, 'byte')} went direct"
     rates = (
         []
         if why
@@ -171,8 +183,8 @@ def judge(mode: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _print(path: str, device: str, equal: dict[str, Any], results: list[dict[str, Any]], note: str) -> None:
     say(
-        f"{equal['op']} of {equal['nbytes']} bytes, {printable(path)}, {device}: {equal['streams']} streams, "
-        f"slices of {equal['slice']} bytes, cold page cache, statistics level 1, {equal['rounds']} runs each, alternately"
+        f"{equal['op']} of {equal['nbytes']} bytes, {printable(path)}, {device}: {counted(equal['streams'], 'stream')}, "
+        f"slices of {counted(equal['slice'], 'byte')}, cold page cache, statistics level 1, {counted(equal['rounds'], 'run')} each, alternately"
     )
     if note:
         say(f"note: {note}")

@@ -6,6 +6,7 @@ import typer
 
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, document, emit_json, run, say, table
+from nobounce.errors import printable
 
 
 def command(as_json: Json = False) -> None:
@@ -29,10 +30,11 @@ def command(as_json: Json = False) -> None:
             ]
             emit_json(document("config", variables=values, devices=working, unavailable=absent))
         else:
-            say(table(["VARIABLE", "VALUE", "FROM", "MEANING"], rows))
+            shown = [[printable(cell) for cell in row] for row in rows]
+            say(table(["VARIABLE", "VALUE", "FROM", "MEANING"], shown))
             say("\ndevices: " + ", ".join(working))
             for why in absent.values():
-                say(f"  {why}")
+                say(f"  {printable(why)}")
         current.check_contradiction()
         return DONE
 

@@ -12,7 +12,7 @@ import typer
 
 from nobounce.cli.options import DeviceName, Json, Require, RequireOption
 from nobounce.cli.output import DONE, document, emit_json, progress, run, say
-from nobounce.errors import ArgumentError, FileChangedError, printable
+from nobounce.errors import ArgumentError, FileChangedError, counted, named, printable
 
 if TYPE_CHECKING:
     from nobounce.device import Device
@@ -86,7 +86,7 @@ def command(
         target = os.path.realpath(final)  # a link stays one; what it names is replaced
         if os.path.exists(target) and not os.path.isfile(target):
             raise ArgumentError(
-                f"DEST {printable(final)} is no regular file: it would be replaced, not written to"
+                f"DEST {named(final)} is no regular file: it would be replaced, not written to"
             )
         begin = time.perf_counter()
         with open_file(source) as reading:
@@ -124,7 +124,7 @@ def command(
                 )
             )
         else:
-            say(f"{printable(final)}: {nbytes} bytes through {where.name} in {seconds:.3f} s")
+            say(f"{printable(final)}: {counted(nbytes, 'byte')} through {where.name} in {seconds:.3f} s")
             say(f"fastpath {direct} bytes, fallback {bounced} bytes, both directions")
         return DONE
 

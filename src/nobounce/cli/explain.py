@@ -18,7 +18,7 @@ from nobounce.cli.options import (
     one_or_many,
 )
 from nobounce.cli.output import DONE, document, emit_json, run, say
-from nobounce.errors import printable
+from nobounce.errors import counted, printable
 from nobounce.route.types import Refusal, Route
 
 
@@ -102,7 +102,7 @@ def command(
                             require=require.value,
                             cache=cache.value,
                         )
-                    what = f"{len(one.header.tensors)} tensors, {one.header.data_nbytes:,} bytes of data"
+                    what = f"{counted(len(one.header.tensors), 'tensor')}, {one.header.data_nbytes:,} bytes of data"
                     routes.append(_as_data(one.path, what, route))
             finally:
                 close_model(opened)

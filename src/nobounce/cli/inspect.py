@@ -8,7 +8,7 @@ import typer
 
 from nobounce.cli.options import Json, Paths, one_or_many
 from nobounce.cli.output import DONE, document, emit_json, run, say, table
-from nobounce.errors import printable
+from nobounce.errors import counted, printable
 
 
 def alignment_of(offset: int) -> int:
@@ -76,7 +76,7 @@ def command(paths: Paths, as_json: Json = False) -> None:
                 ["TENSOR", "DTYPE", "SHAPE", "BYTES", "OFFSET", "ALIGNED TO"], rows, right=frozenset({3, 4})
             )
         )
-        say(f"{len(tensors)} tensors, {nbytes:,} bytes")
+        say(f"{counted(len(tensors), 'tensor')}, {nbytes:,} bytes")
         for warning in warnings:
             say(f"warning: {warning}")
         return DONE

@@ -20,6 +20,7 @@ from nobounce.cli.options import (
     one_or_many,
 )
 from nobounce.cli.output import DONE, document, emit_json, progress, run, say
+from nobounce.errors import counted
 
 
 def command(
@@ -65,7 +66,7 @@ def command(
         for warning in model.warnings:
             say(f"  warning: {warning}")
         say(
-            f"{len(model)} tensors, {receipt.nbytes / 2**30 / seconds:.2f} GiB/s with everything ({seconds:.3f} s)"
+            f"{counted(len(model), 'tensor')}, {receipt.nbytes / 2**30 / seconds:.2f} GiB/s with everything ({seconds:.3f} s)"
         )
         return DONE
 

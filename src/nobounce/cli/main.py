@@ -19,32 +19,34 @@ from nobounce.cli import (
     report,
     roundtrip,
     stats,
+    streams,
     topology,
     trace,
 )
-from nobounce.cli.output import complain
+from nobounce.cli.output import checked, complain
+from nobounce.cli.usage import ProgramVerb, Verb, Verbs
 
 app = typer.Typer(
     name="nobounce",
-    no_args_is_help=True,
+    cls=Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Move data between storage and GPU memory, and see which way every byte went.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("load")(load.command)
-app.command("explain")(explain.command)
-app.command("inspect")(inspect.command)
-app.command("bench")(bench.command)
-app.command("check")(check.command)
-app.command("compare")(compare.command)
-app.command("config")(config.command)
-app.command("cp")(cp.command)
-app.command("roundtrip")(roundtrip.command)
-app.command("report")(report.command)
-app.command("stats")(stats.command)
-app.command("topology")(topology.command)
-app.command("trace")(trace.command)
+app.command("load", cls=Verb)(load.command)
+app.command("explain", cls=Verb)(explain.command)
+app.command("inspect", cls=Verb)(inspect.command)
+app.command("bench", cls=Verb)(bench.command)
+app.command("check", cls=Verb)(check.command)
+app.command("compare", cls=Verb)(compare.command)
+app.command("config", cls=Verb)(config.command)
+app.command("cp", cls=Verb)(cp.command)
+app.command("roundtrip", cls=Verb)(roundtrip.command)
+app.command("report", cls=Verb)(report.command)
+app.command("stats", cls=ProgramVerb)(stats.command)
+app.command("topology", cls=Verb)(topology.command)
+app.command("trace", cls=ProgramVerb)(trace.command)
 
 
 def _version(show: bool) -> None:
@@ -66,6 +68,7 @@ def _top(
 
 def main() -> None:
     """Entry point of the `nobounce` command."""
+    streams.prepare()
     if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
         sys.argv[0] = "nobounce"  # what reports and traces then call it
     try:
@@ -74,7 +77,7 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as e:
         asked = _interrupt_behind(e)
         if asked is None:
-            raise
+            sys.exit(checked("", e.code if isinstance(e, SystemExit) and isinstance(e.code, int) else 0))
         complain(f"nobounce: {ending.words(asked)}")  # before a verb has begun
         sys.exit(ending.code(asked))
 

@@ -11,8 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from nobounce import __version__
-from nobounce.cli import ending
-from nobounce.errors import ArgumentError, ConfigError, NobounceError, RouteError, errno_name
+from nobounce.cli import ending, streams
+from nobounce.errors import (
+    ArgumentError,
+    ConfigError,
+    FileError,
+    NobounceError,
+    OutOfMemoryError,
+    RouteError,
+    errno_name,
+    printable,
+)
 
 DONE, NOT_MET, USAGE = 0, 1, 2
 """Exit codes (docs/cli.md): done; asked for and not met; wrong usage or settings. 128 + n: ended by signal n."""
@@ -23,19 +32,24 @@ def document(verb: str, **fields: Any) -> dict[str, Any]:
     return {"schema": f"nobounce.{verb}/1", "version": __version__, **fields}
 
 
-def emit_json(data: dict[str, Any]) -> None:
-    """Print one JSON object on stdout."""
-    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+def emit_json(data: dict[str, Any], results: str = "stdout") -> None:
+    """Print one JSON object where results go: on stdout, else on stderr."""
+    (sys.stdout if results == "stdout" else sys.stderr).write(json.dumps(data, indent=2) + "\n")
 
 
 def say(text: str) -> None:
     """Print text on stdout."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(clean(text) + "\n")
 
 
 def complain(text: str) -> None:
     """Print text on stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(clean(text) + "\n")
+
+
+def clean(text: str) -> str:
+    """`text` line by line `printable`. A name in it is escaped before: it could hold a line end."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def table(headings: list[str], rows: list[list[str]], *, right: frozenset[int] = frozenset()) -> str:
@@ -72,31 +86,50 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     return fields
 
 
-def run(verb: str, as_json: bool, action: Callable[[], int]) -> int:
-    """Run a verb's action; turn an exception of ours, or an interrupt, into one line and an exit code."""
+def tell(verb: str, error: BaseException, as_json: bool, results: str = "stdout") -> None:
+    """Say what went wrong: one line on stderr, whatever the message holds, or one JSON object where results go."""
+    if as_json:
+        emit_json(document(verb, error=error_fields(error)), results)
+    else:
+        complain(f"nobounce {verb}".rstrip() + f": {printable(str(error))}")
+
+
+def run(verb: str, as_json: bool, action: Callable[[], int], results: str = "stdout") -> int:
+    """Run a verb's action; turn an exception of ours or of the system, or an interrupt, into one line and an exit code.
+
+    `results` names where the verb prints its results, "stdout", "stderr" or "" (into a file); JSON of an error goes to
+    stderr unless it is "stdout". Results that could not be printed are an error, a reader that has gone is none.
+    """
     try:
         code = action()
-        sys.stdout.flush()
-        return code
-    except NobounceError as e:
-        if as_json:
-            emit_json(document(verb, error=error_fields(e)))
-        else:
-            complain(f"nobounce {verb}: {e}")
-        return USAGE if isinstance(e, ArgumentError | ConfigError) else NOT_MET
+    except (NobounceError, OSError, MemoryError) as e:
+        tell(verb, _ours(e), as_json, results)
+        code = USAGE if isinstance(e, ArgumentError | ConfigError) else NOT_MET
     except KeyboardInterrupt as e:
         complain(f"nobounce {verb}: {ending.words(e)}")
         return ending.code(e)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return NOT_MET
-    except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG) or e.filename is not None:
-            raise
-        complain(f"nobounce {verb}: cannot write to stdout: {os.strerror(e.errno)} ({errno_name(e.errno)})")
-        # What is still in the buffer would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOT_MET
+    return checked(verb, code, results)
+
+
+def checked(verb: str, code: int, results: str = "stdout") -> int:
+    """The exit code, once it is known whether what was printed arrived."""
+    why = streams.lost(getattr(sys, results)) if results else ""
+    if not why:
+        return code
+    complain(f"nobounce {verb}".rstrip() + f": cannot write to {results}: {why}")
+    return code or NOT_MET
+
+
+def _ours(error: NobounceError | OSError | MemoryError) -> NobounceError:
+    """`error`, or one of ours for what no layer below has named."""
+    if isinstance(error, NobounceError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError("the process can have no more memory")
+    if isinstance(error.filename, str):
+        return FileError.from_oserror(error, error.filename, "use")
+    code = error.errno or errno.EIO
+    return FileError(f"a call to the system failed: {os.strerror(code)} ({errno_name(code)})", code)
 
 
 @contextmanager

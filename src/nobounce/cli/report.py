@@ -12,7 +12,7 @@ import typer
 
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, document, emit_json, run, say
-from nobounce.errors import ArgumentError, FileError, FormatError, NobounceError, printable
+from nobounce.errors import ArgumentError, FileError, FormatError, NobounceError, counted, printable
 
 TRIAL = 256 << 20
 """Bytes of the file that the disk is measured with."""
@@ -72,7 +72,7 @@ def command(
         else:
             t = data["totals"]
             say(
-                f"{printable(output)}: fastpath {t['fastpath_bytes']} bytes, fallback {t['fallback_bytes']} bytes in {t['transfers']} transfers"
+                f"{printable(output)}: fastpath {t['fastpath_bytes']} bytes, fallback {t['fallback_bytes']} bytes in {counted(t['transfers'], 'transfer')}"
             )
             for roof in data["roofs"]:
                 say(f"  {roof['way']}: {roof['sentence']}")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nobounce.cli.options import DeviceName, Json, Require, RequireOption
+from nobounce.cli.options import DeviceName, Json, Require, RequireOption, parse_size
 from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, progress, run, say
-from nobounce.errors import ArgumentError, FileError, printable
+from nobounce.errors import ArgumentError, FileError, counted, printable
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -31,16 +30,6 @@ SHOWN = 4 << 20
 QUEUED = 16
 """Slices a stream may have waiting: a file of any size needs memory for these alone."""
 FNV_OFFSET, FNV_PRIME, FNV_MASK = 14695981039346656037, 1099511628211, (1 << 64) - 1
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 1 << 10,
-    "kib": 1 << 10,
-    "m": 1 << 20,
-    "mib": 1 << 20,
-    "g": 1 << 30,
-    "gib": 1 << 30,
-}
 
 
 def fnv1a(path: str, advance: Callable[[str, int], None] | None = None) -> tuple[int, int]:
@@ -101,15 +90,6 @@ def named_errors(path: str, doing: str) -> Iterator[None]:
         if isinstance(e, FileError):
             raise
         raise FileError.from_oserror(e, path, doing) from e
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "1MiB", "64k", "4096". Raises ArgumentError."""
-    found = re.fullmatch(r"([0-9]+)\s*([a-zA-Z]*)", text.strip())
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None or int(found[1]) == 0:
-        raise ArgumentError(f"--slice {text!r} is no size: write 1MiB, 64KiB or a number of bytes")
-    return int(found[1]) * unit
 
 
 def seed(path: str, nbytes: int) -> None:
@@ -192,7 +172,7 @@ def transfer_all(
                     continue
                 receipts.append(receipt)
                 if receipt.nbytes != n:
-                    wrong.append(f"{verb} at {start}: short count, {receipt.nbytes} of {n} bytes")
+                    wrong.append(f"{verb} at {start}: short count, {receipt.nbytes} of {counted(n, 'byte')}")
                 elif advance is not None:
                     advance("fastpath" if receipt.fastpath_bytes else "fallback", n)
             moves.popleft()
@@ -238,7 +218,7 @@ def command(
         from nobounce.device import Device, default_device
         from nobounce.io.file import open as open_file
 
-        nbytes = parse_size(slice_)
+        nbytes = parse_size("--slice", slice_)
         target = Device(device) if device is not None else default_device()
         if os.path.realpath(read) == os.path.realpath(write) or _same(read, write):
             raise ArgumentError("READ and WRITE are the same file")
@@ -285,7 +265,7 @@ def command(
             return NOT_MET
         if not as_json:
             say(
-                f"OK  {printable(read)} == {printable(write)}  ({size} bytes across {streams} registered streams, hash 0x{left:016x})"
+                f"OK  {printable(read)} == {printable(write)}  ({counted(size, 'byte')} across {counted(streams, 'registered stream')}, hash 0x{left:016x})"
             )
             say(f"fastpath {direct} bytes, fallback {bounced} bytes, both directions, on {target.name}")
         return DONE

@@ -16,8 +16,8 @@ import typer
 from nobounce.cli import ending
 from nobounce.cli.children import run_program
 from nobounce.cli.options import Json
-from nobounce.cli.output import DONE, NOT_MET, complain, document, run
-from nobounce.errors import ArgumentError, FileError
+from nobounce.cli.output import DONE, NOT_MET, clean, complain, document, run
+from nobounce.errors import ArgumentError, FileError, counted
 
 if TYPE_CHECKING:
     import subprocess
@@ -75,7 +75,7 @@ def command(
         session.check_output()
         return session.launch(program) if program else session.attach(pid or [], now)
 
-    raise typer.Exit(run("stats", as_json, action))
+    raise typer.Exit(run("stats", as_json, action, "stderr" if output is None else ""))
 
 
 def parse_interval(text: str | None) -> float | None:
@@ -138,8 +138,8 @@ class _Session:
             return self._end(parts, DONE, None)
         kernel: ProcessIO | None = None
         ours = []
-        for pid, (stats, counted) in self._pairs.items():
-            moved = counted - before[pid][1]
+        for pid, (stats, kernels) in self._pairs.items():
+            moved = kernels - before[pid][1]
             kernel = moved if kernel is None else kernel + moved
             ours.append(stats - before[pid][0])
         return self._end(parts, DONE, (ours, kernel, disks))
@@ -203,7 +203,7 @@ class _Session:
             s = total(parts)
             if s.fallback_bytes or s.errors or not s.fastpath_bytes:
                 found.append(
-                    f"expected fastpath alone: {s.fastpath_bytes} bytes fastpath, {s.fallback_bytes} bytes fallback, {s.errors} errors"
+                    f"expected fastpath alone: {s.fastpath_bytes} bytes fastpath, {s.fallback_bytes} bytes fallback, {counted(s.errors, 'error')}"
                 )
         if verdict is not None and verdict.agrees is False:
             found.append("the kernel's counters disagree")
@@ -250,7 +250,7 @@ class _Session:
 
     def _write(self, text: str) -> None:
         if self.output is None:
-            sys.stderr.write(text)
+            sys.stderr.write(clean(text))
             return
         try:
             with open(self.output, "w", encoding="utf-8", errors="backslashreplace") as f:

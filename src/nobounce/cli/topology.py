@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, complain, document, emit_json, run, say, table
+from nobounce.cli.streams import can_show
 from nobounce.config import settings
 from nobounce.errors import FileError, printable
 from nobounce.facts.source import LiveSource
@@ -16,6 +17,9 @@ from nobounce.facts.source import LiveSource
 if TYPE_CHECKING:
     from nobounce.checks.topology import Branch, Topology
 
+DRAWN = ("├── ", "└── ", "│   ", "    ")
+TYPED = ("+-- ", "`-- ", "|   ", "    ")
+"""How a branch, the last one, what goes on beside and what does not are shown; the latter in every encoding."""
 Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write a picture, too.")]
 
 
@@ -45,31 +49,29 @@ def command(as_json: Json = False, svg: Svg = None) -> None:
     raise typer.Exit(run("topology", as_json, action))
 
 
-def topology_text(found: Topology) -> str:
-    """The tree, the distances and the links between GPUs."""
-    from rich.console import Console
-    from rich.text import Text
-    from rich.tree import Tree
-
-    from nobounce.checks.topology import as_tree
-    from nobounce.facts.pci import DISTANCE_TEXT
-
-    def grow(tree: Tree, branch: Branch) -> None:
+def _tree(branches: Sequence[Branch], lead: str, guides: Sequence[str]) -> list[str]:
+    """The lines of the branches, each behind `lead` and its guide."""
+    more, last, down, blank = guides
+    lines = []
+    for i, branch in enumerate(branches):
         said = branch.title
         if branch.device is not None and branch.device.bdf:
             said += f"  {branch.device.bdf}"
         if branch.details:
             said += f"  {branch.details}"
-        here = tree.add(Text(printable(said)))
-        for below in branch.below:
-            grow(here, below)
+        end = i == len(branches) - 1
+        lines.append(f"{lead}{last if end else more}{printable(said)}")
+        lines += _tree(branch.below, lead + (blank if end else down), guides)
+    return lines
 
-    tree = Tree(Text("this machine"))
-    for branch in as_tree(found):
-        grow(tree, branch)
-    out = io.StringIO()
-    Console(file=out, width=400, color_system=None).print(tree)
-    parts = ["\n".join(line.rstrip() for line in out.getvalue().splitlines())]
+
+def topology_text(found: Topology) -> str:
+    """The tree, the distances and the links between GPUs."""
+    from nobounce.checks.topology import as_tree
+    from nobounce.facts.pci import DISTANCE_TEXT
+
+    drawn = can_show("".join(DRAWN))
+    parts = ["\n".join(["this machine", *_tree(as_tree(found), "", DRAWN if drawn else TYPED)])]
     if found.ways:
         rows = [
             [

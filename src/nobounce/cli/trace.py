@@ -11,7 +11,7 @@ import typer
 from nobounce.cli.children import run_program
 from nobounce.cli.options import Json
 from nobounce.cli.output import NOT_MET, complain, document, run
-from nobounce.errors import ArgumentError, FileError, printable
+from nobounce.errors import ArgumentError, FileError, counted, printable
 
 
 def command(
@@ -48,11 +48,11 @@ def command(
                 complain("nobounce trace: no process used nobounce: nothing was written")
                 return code or NOT_MET
             told = merge(made, output)
-        said = f"{told['events']} events of {len(made)} process(es) in {printable(output)}"
+        said = f"{counted(told['events'], 'event')} of {counted(len(made), 'process')} in {printable(output)}"
         if told["dropped"]:
-            said += f"; {told['dropped']} events over the limit were dropped"
+            said += f"; {counted(told['dropped'], 'event')} over the limit dropped"
         if told["cut"]:
-            said += f"; {told['cut']} process(es) were killed or left through os._exit: what they did until then is there"
+            said += f"; {counted(told['cut'], 'process')} killed or ended by os._exit: what was done until then is there"
         if as_json:
             import json
             import sys
@@ -63,4 +63,4 @@ def command(
             complain(f"nobounce trace: {said}")
         return code
 
-    raise typer.Exit(run("trace", as_json, action))
+    raise typer.Exit(run("trace", as_json, action, "stderr" if as_json else ""))

@@ -76,7 +76,7 @@ def parse_device(text: str) -> tuple[Runtime, int]:
         if not count:
             raise UnavailableError(f"{name}: no device")
         names = [device_name(runtime, i) for i in range(count)]
-        raise ArgumentError(f"device {text!r}: {name} has {', '.join(names)}")
+        raise ArgumentError(f"device {text!r}: there is only {', '.join(names)}")
     return runtime, ordinal
 
 

@@ -50,7 +50,7 @@ def test_what_is_no_device_is_a_type_error(spec: object) -> None:
 def test_an_ordinal_counts_on_the_default_runtime(chosen: None) -> None:
     assert Device(0).name == "sim:0"
     assert Device().name == default_device().name == "sim:1"
-    with pytest.raises(ArgumentError, match=r"device 7: sim has 2 device\(s\)"):
+    with pytest.raises(ArgumentError, match=r"device 7: sim has 2 devices"):
         Device(7)
 
 

@@ -42,9 +42,9 @@ def test_a_name_that_means_nothing_is_refused_with_the_choices(text: str) -> Non
 
 
 def test_a_number_too_high_is_refused_with_the_choices() -> None:
-    with pytest.raises(ArgumentError, match=r"'sim:7': sim has sim:0, sim:1"):
+    with pytest.raises(ArgumentError, match=r"'sim:7': there is only sim:0, sim:1"):
         registry.parse_device("sim:7")
-    with pytest.raises(ArgumentError, match=r"'cpu:1': cpu has cpu$"):
+    with pytest.raises(ArgumentError, match=r"'cpu:1': there is only cpu$"):
         registry.parse_device("cpu:1")
 
 
