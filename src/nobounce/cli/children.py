@@ -82,7 +82,7 @@ def run_program(
         try:
             child = subprocess.Popen(command, env={**os.environ, **environment})
         except FileNotFoundError as e:
-            shown = printable(command[0])
+            shown = named(command[0])
             raise ArgumentError(f"{shown}: the interpreter that its first line names is not there") from e
         except OSError as e:
             raise FileError.from_oserror(e, command[0], "execute") from e
