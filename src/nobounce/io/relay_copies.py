@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nobounce.errors import NobounceError
 from nobounce.io import hooks
-from nobounce.io.bounce import Ring
-from nobounce.io.relay_slots import Slots, Unit
+from nobounce.io.relay_slots import Unit, Units
 from nobounce.io.target import Piece
 
 if TYPE_CHECKING:
@@ -38,35 +37,35 @@ class Batch(NamedTuple):
     began: float
 
 
-class Copies(Slots):
-    """What has come into the slots, and the batches that are on their way out of them."""
+class Copies:
+    """What has come into the units, and the batches that are on their way out of them."""
 
-    def __init__(self, ring: Ring, unit_nbytes: int) -> None:
-        super().__init__(ring, unit_nbytes)
-        self._come: list[Unit] = []
+    def __init__(self, units: Units) -> None:
+        self._units = units
+        self.come: list[Unit] = []
         """Units that were read and whose copies are not queued yet."""
-        self._come_nbytes = self._moving_nbytes = 0
-        self._batches: deque[Batch] = deque()
+        self.come_nbytes = self.moving_nbytes = 0
+        self.batches: deque[Batch] = deque()
 
-    def _came(self, units: list[Unit]) -> None:
-        self._come += units
-        self._come_nbytes += sum(u.nbytes for u in units)
+    def came(self, units: list[Unit]) -> None:
+        self.come += units
+        self.come_nbytes += sum(u.nbytes for u in units)
 
-    def _send(self, me: UringRelay, *, now: bool) -> None:
+    def send(self, me: UringRelay, *, now: bool) -> None:
         """Queue the copies of what has come, `now` or unless they may as well wait for more."""
-        if not self._come:
+        if not self.come:
             return
-        if not now and self._moving_nbytes >= ENOUGH_NBYTES and self._come_nbytes < BATCH_NBYTES:
+        if not now and self.moving_nbytes >= ENOUGH_NBYTES and self.come_nbytes < BATCH_NBYTES:
             return
-        come, self._come, self._come_nbytes = self._come, [], 0
+        come, self.come, self.come_nbytes = self.come, [], 0
         come.sort(key=_place)
         first = 0
         for n in range(1, len(come) + 1):
             if n == len(come) or come[n].owner is not come[first].owner:
-                self._copy(me, come[first].owner, come[first:n])
+                self.queue(me, come[first].owner, come[first:n])
                 first = n
 
-    def _copy(self, me: UringRelay, owner: UringRelay, units: list[Unit]) -> None:
+    def queue(self, me: UringRelay, owner: UringRelay, units: list[Unit]) -> None:
         """Queue the copies: one for each run of neighbours, one call and one event for all of them.
 
         On one stream, whosever they are: side by side they take a tenth longer, and free their units together instead of in turns.
@@ -92,49 +91,50 @@ class Copies(Slots):
             else:
                 me.calls.copy_many(copies, stream)
             me.calls.record(event, stream)
-            self._events.remove(event)
+            self._units.events.remove(event)
         except Exception as e:
             owner.lost = owner.lost or e
             self._quiesce(stream)  # copies that no event tells of may be under way
-            self._free.extend(units)
+            self._units.free.extend(units)
             owner.out -= len(units)
             return
         nbytes = sum(u.nbytes for u in units)
-        self._moving_nbytes += nbytes
-        self._batches.append(Batch(owner, stream, event, units, pieces, nbytes, began))
+        self.moving_nbytes += nbytes
+        self.batches.append(Batch(owner, stream, event, units, pieces, nbytes, began))
 
-    def _wait_for_copies(self, *more: int) -> None:
+    def wait(self, *more: int) -> None:
         """All that are under way, on `more` streams too: their destinations are about to be their owners' again."""
-        for stream in {*more, *(batch.stream for batch in self._batches)}:
+        for stream in {*more, *(batch.stream for batch in self.batches)}:
             self._quiesce(stream)
 
     def _quiesce(self, stream: int) -> None:
         """Wait for copies that no event tells of, on a stream that may be somebody else's by now."""
         with suppress(NobounceError):
-            self._ring.runtime.stream_sync(stream)
+            self._units.ring.runtime.stream_sync(stream)
 
     def _event(self, me: UringRelay) -> int:
-        """One that no batch has; not that of a slot that is to be given back."""
-        while True:
-            kept = self._held[-1][1] if self._crowded() else 0
-            for event in self._events:
-                if event != kept:
-                    return event
-            self._settle_oldest(me)
+        while (event := self._units.event()) is None:
+            self.settle_oldest(me)
+        return event
 
-    def _settle_ended(self, me: UringRelay) -> None:
-        while self._batches:
+    def forget(self) -> None:
+        """Nothing that is under way will be heard of again."""
+        self.come.clear()
+        self.batches.clear()
+
+    def settle_ended(self, me: UringRelay) -> None:
+        while self.batches:
             known = False
             with suppress(NobounceError):  # waiting for it says the same, and says it to its owner
-                if not me.calls.query(self._batches[0].event):
+                if not me.calls.query(self.batches[0].event):
                     return
                 known = True
-            self._settle_oldest(me, known=known)
+            self.settle_oldest(me, known=known)
 
-    def _settle_oldest(self, me: UringRelay, *, known: bool = False) -> None:
+    def settle_oldest(self, me: UringRelay, *, known: bool = False) -> None:
         """Wait for the oldest copies, unless they are `known` to be done: their units are free, and their bytes have arrived."""
-        batch = self._batches.popleft()
-        self._moving_nbytes -= batch.nbytes
+        batch = self.batches.popleft()
+        self.moving_nbytes -= batch.nbytes
         owner = batch.owner
         try:
             if not known:
@@ -148,8 +148,8 @@ class Copies(Slots):
             if not isinstance(e, Exception):
                 raise
         finally:
-            self._free.extend(batch.units)
-            self._events.append(batch.event)
+            self._units.free.extend(batch.units)
+            self._units.events.append(batch.event)
             owner.out -= len(batch.units)
 
 

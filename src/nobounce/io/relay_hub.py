@@ -27,13 +27,14 @@ _lock = threading.Lock()
 _hubs: weakref.WeakKeyDictionary[Ring, dict[int, Hub]] = weakref.WeakKeyDictionary()
 
 
-class Hub(Pipe):
+class Hub:
     """The transfers that share a pipe, and which of their threads drives it."""
 
     def __init__(self, ring: Ring, unit_nbytes: int) -> None:
-        super().__init__(ring, unit_nbytes)
+        self.pipe = Pipe(ring, unit_nbytes)
+        self._ring = ring
         self._mutex = ring.runtime.scheduler.lock()
-        self._driver: UringRelay | None = None
+        self.driver: UringRelay | None = None
         self._asleep: list[UringRelay] = []
         self.members: list[UringRelay] = []
         self.broken = False
@@ -45,7 +46,7 @@ class Hub(Pipe):
 
     def give(self, me: UringRelay) -> None:
         """`me` has a chunk to be read."""
-        self._todo.append(me)
+        self.pipe.give(me)
 
     def until(self, me: UringRelay, ready: Callable[[], bool]) -> None:
         """Drive until `ready()`, or sleep while another thread does. What fails is found in the members."""
@@ -55,14 +56,14 @@ class Hub(Pipe):
                 if ready():
                     self._wake_a_driver()
                     return
-                if self._driver is None or self._driver is me:
-                    self._driver = me
+                if self.driver is None or self.driver is me:
+                    self.driver = me
                     break
                 self._asleep.append(me)
             me.sleep()
         try:
             while not ready():
-                self._step(me)
+                self.pipe.step(me)
                 self._wake_the_ready()
         except BaseException as e:
             self._break(e)
@@ -72,14 +73,14 @@ class Hub(Pipe):
     def release(self, me: UringRelay) -> None:
         """`me` drives no longer. Between two chunks it keeps the role: it is back before another thread were awake."""
         with self._mutex:
-            if self._driver is me:
+            if self.driver is me:
                 if not self.broken:
-                    self._rest()
-                self._driver = None
+                    self.pipe.rest()
+                self.driver = None
             self._wake_a_driver()
 
     def _wake_a_driver(self) -> None:
-        if self._driver is None and self._asleep:
+        if self.driver is None and self._asleep:
             self._asleep.pop(0).wake()
 
     def _wake_the_ready(self) -> None:
@@ -97,10 +98,10 @@ class Hub(Pipe):
                 self._error = error
             self.broken = True
             members = list(self.members)
-        self._wait_for_copies(*([self._driver.stream] if self._driver is not None else []))
+        self.pipe.copies.wait(*([self.driver.stream] if self.driver is not None else []))
         for member in members:
             member.lose(self.failure())
-        self._abandon()
+        self.pipe.abandon()
         self._shared.close()
         self._wake_the_ready()
 
@@ -111,17 +112,15 @@ class Hub(Pipe):
         except Exception:  # one that cannot be copied
             return self._error
 
-    def _is_shared(self) -> bool:
-        return len(self.members) > 1
-
     def _unlist(self) -> None:
-        known = _hubs.get(self._ring, {})
-        if known.get(self.unit_nbytes) is self:
-            del known[self.unit_nbytes]
+        known, unit_nbytes = _hubs.get(self._ring, {}), self.pipe.units.unit_nbytes
+        if known.get(unit_nbytes) is self:
+            del known[unit_nbytes]
 
     def resize(self) -> None:
         """Members came or went. Under the lock of all hubs."""
-        self._most = sum(m.most_slots for m in self.members)
+        self.pipe.units.most = sum(m.most_slots for m in self.members)
+        self.pipe.shared = len(self.members) > 1
 
     def close(self) -> None:
         """The last member has left: nothing is under way."""
@@ -129,7 +128,7 @@ class Hub(Pipe):
         if self.broken:
             return
         self._shared.close()
-        self._empty()
+        self.pipe.close()
 
 
 def join(me: UringRelay, ring: Ring, unit_nbytes: int) -> Hub:

@@ -14,7 +14,7 @@ from nobounce.io import uring
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import host_flags
 from nobounce.io.relay_copies import Copies
-from nobounce.io.relay_slots import Unit
+from nobounce.io.relay_slots import Unit, Units
 
 if TYPE_CHECKING:
     from nobounce.io.uring_relay import UringRelay
@@ -43,36 +43,39 @@ _ASYNC = 1 << 4
 _idle: list[uring.Ring] = []
 
 
-class Pipe(Copies):
-    """Slots of one ring, divided into units of one size, and what is under way in them."""
+class Pipe:
+    """Units of one size of a ring, the reads into them, and the copies out of them."""
 
     def __init__(self, ring: Ring, unit_nbytes: int) -> None:
-        super().__init__(ring, unit_nbytes)
+        self.units = Units(ring, unit_nbytes)
+        self.copies = Copies(self.units)
+        self.shared = False
+        """Whether several transfers read through it, so that none may wait for another's file alone."""
         self._kernel = _take_ring()
         self._todo: deque[UringRelay] = deque()
-        self._reading: dict[int, Unit] = {}
+        self.reading: dict[int, Unit] = {}
         self._new: list[tuple[int, ...]] = []
-        self._number = self._direct = 0
-        self._stagger = max(1, workers(1))
+        self.number = self.direct = 0
+        self.stagger = max(1, workers(1))
         self._early = 1
         """Which of the first reads comes next, one less than there are workers: a small one, so that copies begin at once, then larger
         ones, so that they do not all end together."""
         self._limited = (0, 0)
 
-    def _step(self, me: UringRelay) -> None:
+    def step(self, me: UringRelay) -> None:
         """Do what can be done now, and wait for something unless `me` is ready: the thread that calls is its."""
-        self._settle_ended(me)
+        self.copies.settle_ended(me)
         self._drop_the_failed()
-        self._grew = False
+        self.units.grew = False
         self._start_reads(me)
-        if self._reading or self._come:
-            self._harvest(me, wait=not (self._grew or me.is_ready()))
-        elif self._batches:
-            self._settle_oldest(me)
-        elif self._todo and not self._held:
-            slot = self._ring.acquire(wait=True)
+        if self.reading or self.copies.come:
+            self.harvest(me, wait=not (self.units.grew or me.is_ready()))
+        elif self.copies.batches:
+            self.copies.settle_oldest(me)
+        elif self._todo and not self.units.held:
+            slot = self.units.ring.acquire(wait=True)
             if slot is not None:
-                self._hold(slot)
+                self.units.hold(slot)
         self._drop_the_failed()
 
     def _drop_the_failed(self) -> None:
@@ -83,11 +86,11 @@ class Pipe(Copies):
                 owner.chunk = None
 
     def _start_reads(self, me: UringRelay) -> None:
-        while not self._grew and len(self._reading) < DEPTH and (owner := self._next()) is not None:
-            unit = self._unit(me)
+        while not self.units.grew and len(self.reading) < DEPTH and (owner := self._next()) is not None:
+            unit = self.units.take()
             if unit is None:
                 return
-            self._start(owner, unit)
+            self.start(owner, unit)
             if owner.chunk is not None and owner.begun == owner.chunk.nbytes:
                 self._todo.popleft()
                 owner.chunk = None  # last: its thread may come back with the next one at once
@@ -98,13 +101,13 @@ class Pipe(Copies):
         """Whose turn it is: of those with something to read, who has not all the slots that it may have."""
         for _ in range(len(self._todo)):
             owner = self._todo[0]
-            few = owner.out * self.unit_nbytes < owner.most_slots * self._ring.slot_nbytes
-            if few and owner.chunk is not None and (not owner.chunk.direct or self._direct < MOST_DIRECT):
+            few = owner.out * self.units.unit_nbytes < owner.most_slots * self.units.ring.slot_nbytes
+            if few and owner.chunk is not None and (not owner.chunk.direct or self.direct < MOST_DIRECT):
                 return owner
             self._todo.rotate(-1)
         return None
 
-    def _start(self, owner: UringRelay, unit: Unit) -> None:
+    def start(self, owner: UringRelay, unit: Unit) -> None:
         """Note the read; `_harvest` hands it to the kernel."""
         t, chunk = owner.target, owner.chunk
         if chunk is None:
@@ -117,88 +120,77 @@ class Pipe(Copies):
         if chunk.direct:
             whole = -(-(unit.lead + n) // t.relay_align) * t.relay_align
             head, fd, flags = uring.OP_READ, t.relay_fd, 0
-            self._direct += 1
+            self.direct += 1
         else:
             whole, fd = n, t.buffered_fd
             head, flags = uring.OP_READ | _ASYNC << 8, host_flags(t)
-        number = self._number = self._number + 1
+        number = self.number = self.number + 1
         self._new.append(
             (head | fd << 32, at - unit.lead, unit.address, whole | flags << 32, number, 0, 0, 0)
         )
-        self._reading[number] = unit
+        self.reading[number] = unit
         owner.out += 1
         owner.begun += n
 
     def _room(self, *, direct: bool) -> int:
         """Bytes of its unit that the next read may fill."""
-        if direct or self._early >= self._stagger:
-            return self.unit_nbytes
-        room = self.unit_nbytes * self._early // self._stagger // GRAIN * GRAIN
+        if direct or self._early >= self.stagger:
+            return self.units.unit_nbytes
+        room = self.units.unit_nbytes * self._early // self.stagger // GRAIN * GRAIN
         self._early += 1
-        return min(self.unit_nbytes, max(GRAIN, room))
+        return min(self.units.unit_nbytes, max(GRAIN, room))
 
-    def _harvest(self, me: UringRelay, *, wait: bool) -> None:
+    def harvest(self, me: UringRelay, *, wait: bool) -> None:
         """Hand new reads over, and take those that have ended on to their copies."""
         import numpy as np
 
         kernel = self._kernel
-        limited = get_ident(), self._ring.relays  # each thread that submits has workers of its own
+        limited = get_ident(), self.units.ring.relays  # each thread that submits has workers of its own
         if self._limited != limited:
             self._limited = limited
-            kernel.limit_workers(workers(self._ring.relays))
+            kernel.limit_workers(workers(self.units.ring.relays))
         if self._new:
             kernel.put(np.array(self._new, np.uint64))
             self._new.clear()
-        some = min(len(self._reading) // WAIT_PART, WAIT_NBYTES // self.unit_nbytes)
+        some = min(len(self.reading) // WAIT_PART, WAIT_NBYTES // self.units.unit_nbytes)
         # One file may be slow, or hang: the others' copies and chunks are looked at all the same.
-        patience = GLANCE if self._come else PEEK if self._is_shared() else None
-        kernel.enter(max(1, some) if wait and self._reading else 0, patience)
+        patience = GLANCE if self.copies.come else PEEK if self.shared else None
+        kernel.enter(max(1, some) if wait and self.reading else 0, patience)
         ends = kernel.take()
         read: list[Unit] = []
         # All of them first: whatever goes wrong with one, nobody waits for the others again.
-        ended = [self._reading.pop(number) for number in ends["user_data"].tolist()]
+        ended = [self.reading.pop(number) for number in ends["user_data"].tolist()]
         for unit, result in zip(ended, ends["result"].tolist(), strict=True):
             if unit.chunk.direct:
-                self._direct -= 1
+                self.direct -= 1
             if result >= unit.lead + unit.nbytes or unit.owner.again(unit):
                 read.append(unit)
             else:
-                self._free.append(unit)
+                self.units.free.append(unit)
                 unit.owner.out -= 1
-        self._came(read)
-        self._send(me, now=not self._reading)
+        self.copies.came(read)
+        self.copies.send(me, now=not self.reading)
 
-    def _abandon(self) -> None:
+    def give(self, owner: UringRelay) -> None:
+        """`owner` has a chunk to be read."""
+        self._todo.append(owner)
+
+    def rest(self) -> None:
+        """Give the slots back where nothing is under way."""
+        if not (self.reading or self.copies.come or self.copies.batches):
+            self.units.rest()
+
+    def abandon(self) -> None:
         """The kernel may write into what is held for good; it ends what is under way by itself."""
-        self._ring.abandon(len(self._held))
+        self.units.abandon()
+        self.copies.forget()
         self._kernel.close()
-        for kept in (
-            self._held,
-            self._free,
-            self._events,
-            self._reading,
-            self._come,
-            self._batches,
-            self._new,
-            self._todo,
-        ):
+        for kept in (self.reading, self._new, self._todo):
             kept.clear()
 
-    def _is_shared(self) -> bool:
-        return False
-
-    def _rest(self) -> None:
-        """Give the slots back where nothing is under way: whoever holds some is sure to get on."""
-        if self._reading or self._come or self._batches:
-            return
-        for slot in self._held:
-            self._ring.release(slot)
-        for kept in (self._held, self._free, self._events):
-            kept.clear()
-
-    def _empty(self) -> None:
+    def close(self) -> None:
         """Nothing is under way: everything goes back."""
-        self._rest()
+        self.rest()
         if len(_idle) < KEPT:
             _idle.append(self._kernel)
         else:

@@ -27,64 +27,84 @@ class Unit:
         self.file_offset = self.buffer_offset = self.nbytes = self.lead = 0
 
 
-class Slots:
+class Units:
     """What is held of `ring`, and which parts of it are free."""
 
     def __init__(self, ring: Ring, unit_nbytes: int) -> None:
-        self._ring, self.unit_nbytes = ring, unit_nbytes
-        self._most = 0
+        self.ring, self.unit_nbytes = ring, unit_nbytes
+        self.most = 0
         """Slots that the transfers may hold together."""
-        self._held: list[tuple[int, int]] = []
-        self._free: deque[Unit] = deque()
-        self._events: list[int] = []
-        self._grew = False
+        self.held: list[tuple[int, int]] = []
+        self.free: deque[Unit] = deque()
+        self.events: list[int] = []
+        self.grew = False
         """Whether the last unit is of a slot that had to be made, which takes a millisecond or more: what can be read into by now
         should be, before the next one is."""
 
-    def _unit(self, me: UringRelay) -> Unit | None:
+    def take(self) -> Unit | None:
         """A free part of a slot, or of one more slot, if there is any now."""
-        if self._crowded():
+        if self.crowded():
             return self._spare()
-        if not self._free and len(self._held) < self._keeps():
-            before = self._ring.pinned_nbytes
-            slot = self._ring.acquire(wait=False)
+        if not self.free and len(self.held) < self._keeps():
+            before = self.ring.pinned_nbytes
+            slot = self.ring.acquire(wait=False)
             if slot is not None:
-                self._hold(slot)
-                self._grew = self._ring.pinned_nbytes > before
-        return self._free.popleft() if self._free else None
+                self.hold(slot)
+                self.grew = self.ring.pinned_nbytes > before
+        return self.free.popleft() if self.free else None
 
-    def _hold(self, slot: tuple[int, int]) -> None:
-        self._held.append(slot)
-        self._events.append(slot[1])
+    def hold(self, slot: tuple[int, int]) -> None:
+        self.held.append(slot)
+        self.events.append(slot[1])
         step = self.unit_nbytes
-        last = self._ring.slot_nbytes - step
-        self._free.extend(Unit(slot, slot[0] + at) for at in range(0, last + 1, step))
+        last = self.ring.slot_nbytes - step
+        self.free.extend(Unit(slot, slot[0] + at) for at in range(0, last + 1, step))
 
     def _keeps(self) -> int:
         """How many slots should be held at most: somebody may wait for one, or others relay as well by now."""
-        return 1 if self._ring.wanted else min(self._ring.fair, self._most)
+        return 1 if self.ring.wanted else min(self.ring.fair, self.most)
 
-    def _crowded(self) -> bool:
-        return len(self._held) > max(1, self._keeps())
+    def crowded(self) -> bool:
+        return len(self.held) > max(1, self._keeps())
 
     def _spare(self) -> Unit | None:
         """A unit of the slots that stay, while another one empties to be given back."""
         self._give_slots()
-        leaving = self._held[-1] if self._crowded() else None
-        for unit in self._free:
+        leaving = self.held[-1] if self.crowded() else None
+        for unit in self.free:
             if unit.slot is not leaving:
-                self._free.remove(unit)
+                self.free.remove(unit)
                 return unit
         return None
 
     def _give_slots(self) -> None:
         """Give back slots that nothing is in, as far as there are too many."""
-        for slot in list(self._held):
-            parts = [u for u in self._free if u.slot is slot]
-            whole = self._ring.slot_nbytes // self.unit_nbytes
-            if self._crowded() and len(parts) == whole and slot[1] in self._events:
-                self._held.remove(slot)
-                self._events.remove(slot[1])
+        for slot in list(self.held):
+            parts = [u for u in self.free if u.slot is slot]
+            whole = self.ring.slot_nbytes // self.unit_nbytes
+            if self.crowded() and len(parts) == whole and slot[1] in self.events:
+                self.held.remove(slot)
+                self.events.remove(slot[1])
                 for part in parts:
-                    self._free.remove(part)
-                self._ring.release(slot)
+                    self.free.remove(part)
+                self.ring.release(slot)
+
+    def event(self) -> int | None:
+        """One that no batch has; not that of a slot that is to be given back. None: one has to be waited for."""
+        kept = self.held[-1][1] if self.crowded() else 0
+        return next((event for event in self.events if event != kept), None)
+
+    def rest(self) -> None:
+        """Give the slots back, which nothing is in: whoever holds some is sure to get on."""
+        for slot in self.held:
+            self.ring.release(slot)
+        self.forget()
+
+    def abandon(self) -> None:
+        """Something may write into what is held for good: it never comes back."""
+        self.ring.abandon(len(self.held))
+        self.forget()
+
+    def forget(self) -> None:
+        for kept in (self.held, self.free, self.events):
+            kept.clear()

@@ -46,7 +46,7 @@ class UringRelay(Relay):
         self._failure: tuple[int, OSError] | None = None
         self._changed = target.runtime.scheduler.condition()
         self._awake = False
-        self._hub = join(self, ring, unit_nbytes(target, ring))
+        self.hub = join(self, ring, unit_nbytes(target, ring))
 
     # what the hub asks
 
@@ -106,7 +106,7 @@ class UringRelay(Relay):
 
     def _read(self, chunk: Chunk) -> tuple[list[Piece], int | None]:
         self.ready()
-        hub = self._hub
+        hub = self.hub
         self.begun = 0
         if not self.is_over() and not hub.broken:
             self.chunk = chunk
@@ -117,10 +117,10 @@ class UringRelay(Relay):
         return self._report(), self._end
 
     def _is_handed_over(self) -> bool:
-        return self.chunk is None or self._hub.broken
+        return self.chunk is None or self.hub.broken
 
     def _is_quiet(self) -> bool:
-        return self.out == 0 and (self.chunk is None or self._hub.broken)
+        return self.out == 0 and (self.chunk is None or self.hub.broken)
 
     def _report(self) -> list[Piece]:
         """What has arrived since the last report. Raises PartialError and what a runtime raised, once each."""
@@ -136,7 +136,7 @@ class UringRelay(Relay):
 
     def step_out(self) -> None:
         """As `Relay.step_out`; a caller's function may take its time, so another thread drives meanwhile."""
-        self._hub.release(self)
+        self.hub.release(self)
         super().step_out()
 
     def flush(self) -> list[Piece]:
@@ -144,9 +144,9 @@ class UringRelay(Relay):
         if self.out:
             self._step_in()
         try:
-            self._hub.until(self, self._is_quiet)
+            self.hub.until(self, self._is_quiet)
         finally:
-            leave(self, self._hub)
+            leave(self, self.hub)
             super().flush()
         return self._report()
 

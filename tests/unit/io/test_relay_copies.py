@@ -43,13 +43,13 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[tuple[int, int, int]] = []
         self.sizes: list[int] = []
-        plain, many = relay_copies.Copies._copy, nobounce.Device("sim:0")._runtime
+        plain, many = relay_copies.Copies.queue, nobounce.Device("sim:0")._runtime
 
-        def copy(pipe: Any, me: Any, owner: Any, units: Any) -> None:
-            self.sent.append((sum(u.nbytes for u in units), pipe._moving_nbytes, len(pipe._reading)))
-            plain(pipe, me, owner, units)
+        def copy(copies: Any, me: Any, owner: Any, units: Any) -> None:
+            self.sent.append((sum(u.nbytes for u in units), copies.moving_nbytes, len(me.hub.pipe.reading)))
+            plain(copies, me, owner, units)
 
-        monkeypatch.setattr(relay_copies.Copies, "_copy", copy)
+        monkeypatch.setattr(relay_copies.Copies, "queue", copy)
         copy_calls = type(many).copy_calls
 
         def calls(runtime: Any, device: int) -> Any:
@@ -84,7 +84,7 @@ def test_a_copy_waits_for_more_only_while_enough_is_under_way(
 ) -> None:
     monkeypatch.setattr(relay_copies, "ENOUGH_NBYTES", 12 * MIB)
     monkeypatch.setattr(relay_copies, "BATCH_NBYTES", 20 * MIB)
-    monkeypatch.setattr(relay_copies.Copies, "_settle_ended", lambda self, me: None)  # so that it piles up
+    monkeypatch.setattr(relay_copies.Copies, "settle_ended", lambda self, me: None)  # so that it piles up
     seen = Watched(monkeypatch)
     for _ in range(50):  # all reads may end at once, so that nothing has to wait
         assert read(path) == path.read_bytes()
@@ -98,20 +98,20 @@ def test_a_copy_waits_for_more_only_while_enough_is_under_way(
 
 def test_nothing_waits_where_nothing_is_under_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that end at once, as behind a slow disk, are queued one read after the other."""
-    settle = relay_copies.Copies._settle_oldest
+    settle = relay_copies.Copies.settle_oldest
 
     def settle_all(self: Any, me: Any) -> None:
-        while self._batches:
+        while self.batches:
             settle(self, me)
 
-    monkeypatch.setattr(relay_copies.Copies, "_settle_ended", settle_all)
-    plain = relay_copies.Copies._came
+    monkeypatch.setattr(relay_copies.Copies, "settle_ended", settle_all)
+    plain = relay_copies.Copies.came
 
     def came(self: Any, units: Any) -> None:
-        assert not self._come, "what had come was sent"
+        assert not self.come, "what had come was sent"
         plain(self, units)
 
-    monkeypatch.setattr(relay_copies.Copies, "_came", came)
+    monkeypatch.setattr(relay_copies.Copies, "came", came)
     assert read(path) == path.read_bytes()
 
 
@@ -122,10 +122,10 @@ def test_a_thread_whose_copies_wait_for_more_looks_round_soon(
     waits: list[tuple[bool, float | None]] = []
     plain = uring.Ring.enter
     held: list[Any] = []
-    harvest = relay_pipe.Pipe._harvest
+    harvest = relay_pipe.Pipe.harvest
 
     def note(self: Any, *a: Any, **k: Any) -> None:
-        held[:] = self._come
+        held[:] = self.copies.come
         harvest(self, *a, **k)
 
     def enter(self: uring.Ring, at_least: int = 0, timeout: float | None = None) -> None:
@@ -134,8 +134,8 @@ def test_a_thread_whose_copies_wait_for_more_looks_round_soon(
         plain(self, at_least, timeout)
 
     monkeypatch.setattr(relay_copies, "ENOUGH_NBYTES", MIB)
-    monkeypatch.setattr(relay_copies.Copies, "_settle_ended", lambda self, me: None)
-    monkeypatch.setattr(relay_pipe.Pipe, "_harvest", note)
+    monkeypatch.setattr(relay_copies.Copies, "settle_ended", lambda self, me: None)
+    monkeypatch.setattr(relay_pipe.Pipe, "harvest", note)
     monkeypatch.setattr(uring.Ring, "enter", enter)
     monkeypatch.setattr(relay_copies, "BATCH_NBYTES", 32 * MIB)
     for _ in range(50):  # all reads may end at once, so that nothing has to wait
@@ -148,18 +148,18 @@ def test_a_thread_whose_copies_wait_for_more_looks_round_soon(
 
 def test_what_is_under_way_is_counted_to_the_byte(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipes: set[Any] = set()
-    plain = relay_pipe.Pipe._step
+    plain = relay_pipe.Pipe.step
 
     def step(self: Any, me: Any) -> None:
         pipes.add(self)
         plain(self, me)
-        assert self._moving_nbytes == sum(b.nbytes for b in self._batches)
-        assert self._come_nbytes == sum(u.nbytes for u in self._come)
+        assert self.copies.moving_nbytes == sum(b.nbytes for b in self.copies.batches)
+        assert self.copies.come_nbytes == sum(u.nbytes for u in self.copies.come)
 
-    monkeypatch.setattr(relay_pipe.Pipe, "_step", step)
+    monkeypatch.setattr(relay_pipe.Pipe, "step", step)
     assert read(path) == path.read_bytes()
     assert pipes
-    assert not any(p._moving_nbytes or p._come_nbytes for p in pipes)
+    assert not any(p.copies.moving_nbytes or p.copies.come_nbytes for p in pipes)
 
 
 def test_what_can_be_read_into_is_read_into_before_another_slot_is_made(

@@ -16,7 +16,18 @@ from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import TransferError
-from nobounce.io import bounce, engine, prepare, relay_hub, relay_pipe, strategy, uring, uring_relay
+from nobounce.io import (
+    bounce,
+    engine,
+    prepare,
+    relay_copies,
+    relay_hub,
+    relay_pipe,
+    relay_slots,
+    strategy,
+    uring,
+    uring_relay,
+)
 
 MIB = 1 << 20
 PATIENCE = 30.0
@@ -32,7 +43,7 @@ def kernel() -> Iterator[None]:
 
     def made(self: relay_pipe.Pipe, ring: bounce.Ring, unit_nbytes: int) -> None:
         plain(self, ring, unit_nbytes)
-        self._stagger = 5
+        self.stagger = 5
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay_pipe.Pipe, "__init__", made)
@@ -77,7 +88,7 @@ class Reads:
 def test_one_thread_at_a_time_drives_and_every_byte_arrives(
     path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
-    plain, driving, most, drivers = relay_pipe.Pipe._step, [0], [0], set()
+    plain, driving, most, drivers = relay_pipe.Pipe.step, [0], [0], set()
 
     def step(self: relay_pipe.Pipe, me: uring_relay.UringRelay) -> None:
         driving[0] += 1
@@ -87,7 +98,7 @@ def test_one_thread_at_a_time_drives_and_every_byte_arrives(
         plain(self, me)
         driving[0] -= 1
 
-    monkeypatch.setattr(relay_pipe.Pipe, "_step", step)
+    monkeypatch.setattr(relay_pipe.Pipe, "step", step)
     reads = Reads(*[path] * 6)
     for _ in range(3):
         for move in reads.start(cache):
@@ -105,13 +116,13 @@ def test_direct_reads_under_way_are_bounded(path: Path, monkeypatch: pytest.Monk
     """A disk that is asked for more at once gives less."""
     need("o_direct")
     seen: list[int] = []
-    plain = relay_pipe.Pipe._harvest
+    plain = relay_pipe.Pipe.harvest
 
     def harvest(self: relay_pipe.Pipe, *a: Any, **k: Any) -> None:
-        seen.append(sum(u.chunk.direct for u in self._reading.values()))
+        seen.append(sum(u.chunk.direct for u in self.reading.values()))
         plain(self, *a, **k)
 
-    monkeypatch.setattr(relay_pipe.Pipe, "_harvest", harvest)
+    monkeypatch.setattr(relay_pipe.Pipe, "harvest", harvest)
     reads = Reads(path, path)
     for move in reads.start("avoid"):
         move.result(PATIENCE)
@@ -126,15 +137,15 @@ def test_a_transfer_that_fails_takes_nobody_with_it(
 ) -> None:
     other = tmp_path / "other.bin"
     other.write_bytes(os.urandom(NBYTES))
-    fill, take, begin = uring_relay.UringRelay._fill, uring.Ring.take, relay_pipe.Pipe._start
+    fill, take, begin = uring_relay.UringRelay._fill, uring.Ring.take, relay_pipe.Pipe.start
     strays: list[uring_relay.UringRelay] = []
 
     def start(self: Any, owner: uring_relay.UringRelay, unit: relay_pipe.Unit) -> None:
-        if owner not in self.members or owner.is_over():
+        if owner not in owner.hub.members or owner.is_over():
             strays.append(owner)
         begin(self, owner, unit)
 
-    monkeypatch.setattr(relay_pipe.Pipe, "_start", start)
+    monkeypatch.setattr(relay_pipe.Pipe, "start", start)
 
     def broken(
         self: uring_relay.UringRelay, slot: int, file_offset: int, nbytes: int, lead: int, **k: Any
@@ -221,13 +232,13 @@ def test_slots_are_divided_among_sizes_and_the_share_of_each_is_kept(
     with ring.shared(), ring.shared():
         assert ring.fair == (ring.most - ring.most // 4) // 2
     held: list[int] = []
-    plain = relay_pipe.Pipe._hold
+    plain = relay_slots.Units.hold
 
-    def hold(self: relay_pipe.Pipe, slot: tuple[int, int]) -> None:
+    def hold(self: relay_slots.Units, slot: tuple[int, int]) -> None:
         plain(self, slot)
-        held.append(len(self._held))
+        held.append(len(self.held))
 
-    monkeypatch.setattr(relay_pipe.Pipe, "_hold", hold)
+    monkeypatch.setattr(relay_slots.Units, "hold", hold)
     config.override(config.Settings(relay="io_uring", async_buffer_nbytes=2 * bounce.SLOT_NBYTES))
     reads = Reads(path)
     assert reads.start()[0].result(PATIENCE).nbytes == NBYTES
@@ -243,7 +254,7 @@ def test_all_copies_are_queued_on_the_stream_of_who_drives(
     runtime = reads.device._runtime
     plain, copies, owners = runtime.copy_async, [], set()
     wanted: list[tuple[int, object]] = []
-    queue = relay_pipe.Pipe._copy
+    queue = relay_copies.Copies.queue
 
     def copy(dst: int, src: int, nbytes: int, stream: int, *a: Any) -> None:
         copies.append(stream == wanted[-1][0])
@@ -251,11 +262,11 @@ def test_all_copies_are_queued_on_the_stream_of_who_drives(
         plain(dst, src, nbytes, stream, *a)
 
     def from_pipe(self: Any, me: Any, owner: Any, units: Any) -> None:
-        assert self._driver is me
+        assert me.hub.driver is me
         wanted.append((me.stream, owner))
         queue(self, me, owner, units)
 
-    monkeypatch.setattr(relay_pipe.Pipe, "_copy", from_pipe)
+    monkeypatch.setattr(relay_copies.Copies, "queue", from_pipe)
     monkeypatch.setattr(runtime, "copy_async", copy)
     for move in reads.start():
         assert move.result(PATIENCE).nbytes == NBYTES
@@ -278,8 +289,8 @@ def test_copies_are_over_before_anybody_hears_that_the_kernel_s_ring_failed(
 
     def broken(self: uring.Ring, *a: Any, **k: Any) -> None:
         hub = next(h for known in list(relay_hub._hubs.values()) for h in known.values())
-        if len(hub._batches) > 1:
-            under_way.extend({batch.stream for batch in hub._batches})
+        if len(hub.pipe.copies.batches) > 1:
+            under_way.extend({batch.stream for batch in hub.pipe.copies.batches})
             raise OSError(errno.ENXIO, "no such ring")
         enter(self, *a, **k)
 
@@ -293,7 +304,7 @@ def test_copies_are_over_before_anybody_hears_that_the_kernel_s_ring_failed(
         lose(self, error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relay_pipe.Pipe, "_settle_ended", lambda self, me: None)
+        patch.setattr(relay_copies.Copies, "settle_ended", lambda self, me: None)
         patch.setattr(uring.Ring, "enter", broken)
         patch.setattr(runtime, "stream_sync", synced)
         patch.setattr(uring_relay.UringRelay, "lose", lost)
@@ -317,13 +328,13 @@ def test_the_first_reads_grow_so_that_copies_begin_at_once_and_do_not_end_togeth
         need("o_direct")
     relay_pipe._forget()
     sizes: list[int] = []
-    plain = relay_pipe.Pipe._start
+    plain = relay_pipe.Pipe.start
 
     def start(self: relay_pipe.Pipe, owner: uring_relay.UringRelay, unit: relay_pipe.Unit) -> None:
         plain(self, owner, unit)
         sizes.append(unit.nbytes)
 
-    monkeypatch.setattr(relay_pipe.Pipe, "_start", start)
+    monkeypatch.setattr(relay_pipe.Pipe, "start", start)
     reads = Reads(path)
     assert reads.start(cache)[0].result(PATIENCE).nbytes == NBYTES
     assert all(reads.are_right())
@@ -409,9 +420,14 @@ def test_who_waits_for_the_kernel_looks_round_where_others_wait_too(
         plain(self, at_least, timeout)
 
     monkeypatch.setattr(uring.Ring, "enter", enter)
-    plainly = relay_hub.Hub._is_shared
+    resize = relay_hub.Hub.resize
+
+    def with_another(self: relay_hub.Hub) -> None:
+        resize(self)
+        self.pipe.shared = True
+
     if shared:
-        monkeypatch.setattr(relay_hub.Hub, "_is_shared", lambda self: not plainly(self))
+        monkeypatch.setattr(relay_hub.Hub, "resize", with_another)
     reads = Reads(path)
     assert reads.start()[0].result(PATIENCE).nbytes == NBYTES
     assert all(reads.are_right())

@@ -18,7 +18,7 @@ from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
-from nobounce.io import bounce, engine, fallback, hooks, relay_hub, relay_pipe, uring, uring_relay
+from nobounce.io import bounce, engine, fallback, hooks, relay_pipe, relay_slots, uring, uring_relay
 from nobounce.testing import faults
 
 MIB = 1 << 20
@@ -257,39 +257,39 @@ def test_who_waits_for_a_slot_gets_one_before_the_transfer_is_over(
     monkeypatch.setattr(ring, "most", 2)
     monkeypatch.setattr(ring, "_made", 0)
     monkeypatch.setattr(ring, "_free", [])
-    plain, count = relay_hub.Hub._unit, 0
+    plain, count = relay_slots.Units.take, 0
     got: list[int] = []
     spared: list[bool] = []
 
     def wait_for_one() -> None:
         slot = ring.acquire(wait=True)
-        got.append(kernel[-1]._hub._number)
+        got.append(kernel[-1].hub.pipe.number)
         assert slot is not None
         ring.release(slot)
 
     waiter = threading.Thread(target=wait_for_one, daemon=True)
 
-    def unit(self: relay_hub.Hub, me: Any) -> Any:
+    def unit(self: relay_slots.Units) -> Any:
         nonlocal count
         count += 1
         if count == 24:
             waiter.start()
             while not ring.wanted:
                 THREADS.sleep(0)
-        before = list(self._held)
+        before = list(self.held)
         leaving = before[-1] if ring.wanted and len(before) > 1 else None
-        given = plain(self, me)
-        if leaving is not None and self._held == before and ring.wanted:
+        given = plain(self)
+        if leaving is not None and self.held == before and ring.wanted:
             spared.append(given is None or given.slot is not leaving)
         return given
 
-    monkeypatch.setattr(relay_hub.Hub, "_unit", unit)
+    monkeypatch.setattr(relay_slots.Units, "take", unit)
     with nobounce.open(path) as f, device.allocate(NBYTES) as buffer, device.create_stream() as stream:
         f.read_async(buffer, stream=stream, require="fallback", cache="use").result()
         assert buffer.numpy().tobytes() == path.read_bytes()
     waiter.join(PATIENCE)
     assert got
-    assert got[0] < kernel[-1]._hub._number
+    assert got[0] < kernel[-1].hub.pipe.number
     assert all(spared), "the slot that is to be given back is not read into again"
     assert len(ring._free) == 2
     for address, event in ring._free:
