@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from capabilities import as_nobody, nobody_command
+from nobounce.errors import FileError
 from nobounce.observe import collect, export
 from nobounce.observe.collect import MOST_WAITING, Collector
 from watched import NBYTES, watched
@@ -197,3 +199,14 @@ def test_without_a_thread_the_collector_takes_in_at_its_end(monkeypatch: pytest.
         os.close(fd)
         collector.finish()
         assert collector.missed == 1
+
+
+def test_a_collector_that_gets_no_socket_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "none left")
+
+    monkeypatch.setattr(socket, "socketpair", none_left)
+    with pytest.raises(
+        FileError, match="the socket of the collector, NOBOUNCESTATS-.*: cannot listen: .*EMFILE"
+    ):
+        Collector()

@@ -261,18 +261,26 @@ class _Session:
 
 def _until_gone(attached: list[Attached], pause: float) -> Iterator[None]:
     """Once a `pause` until every process has ended."""
+    import select
+
+    from nobounce.observe.attach import has_ended
+
     handles: list[int] = []
+    others: list[int] = []
     try:
         for one in attached:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 handles.append(os.pidfd_open(one.pid))
-        while handles:
-            import select
-
+            except ProcessLookupError:
+                continue
+            except OSError:  # a container's filter, or no descriptor left
+                others.append(one.pid)
+        while handles or others:
             ready, _, _ = select.select(handles, [], [], pause)
             for fd in ready:
                 handles.remove(fd)
                 os.close(fd)
+            others = [pid for pid in others if not has_ended(pid)]
             yield
     finally:
         for fd in handles:

@@ -140,7 +140,14 @@ def _owner(place: str) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the number means no process any more, not even one that this user may not see."""
+    """Whether the process is gone, or has ended and waits for its parent; not where it is only hidden from this user."""
+    try:
+        _own_number(pid)
+        return False
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
