@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from capabilities import as_nobody, nobody_command
+from capabilities import as_nobody, need, nobody_command
 from nobounce.errors import FileError
 from nobounce.observe import collect, export
 from nobounce.observe.collect import MOST_WAITING, Collector
@@ -133,6 +133,27 @@ def test_what_proves_itself_but_makes_no_sense_is_left_out_and_counted() -> None
         collector.finish()
         assert collector.read() == []
         assert collector.missed == 2
+
+
+DROPPING = """
+import os, sys
+from nobounce.config import Settings
+from nobounce.observe import export
+from nobounce.observe.counters import Counters
+print("ready", flush=True)
+sys.stdin.readline()
+os.setuid(65534)
+memory, fd = export.make_memory()
+Counters(Settings(), memory)
+export.introduce(fd, os.environ["NOBOUNCE_STATS_COLLECTOR"])
+"""
+
+
+def test_a_program_that_gives_up_root_is_counted(data: Path) -> None:
+    need("root")
+    with watched(data, program=DROPPING) as program:
+        pass
+    assert len(program.told["processes"]) == 1
 
 
 NONSENSE = """

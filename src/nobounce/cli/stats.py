@@ -117,11 +117,13 @@ class _Session:
         return self._end(parts, code, (parts, kernel, disks) if self.verify else None)
 
     def attach(self, pids: list[int], now: bool) -> int:
-        from nobounce.observe.attach import attach
+        from nobounce.observe.attach import attach, is_stopped
         from nobounce.observe.verify import device_io
 
         with contextlib.ExitStack() as stack:
             attached = [stack.enter_context(attach(pid)) for pid in dict.fromkeys(pids)]
+            for pid in [a.pid for a in attached if self.form == "text" and is_stopped(a.pid)]:
+                complain(f"nobounce stats: process {pid} is stopped: it moves nothing until SIGCONT")
             self._sample(attached)
             before, disks = dict(self._pairs), device_io() if self.verify else {}
             try:
