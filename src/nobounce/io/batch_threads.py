@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from nobounce.errors import DeviceError
 from nobounce.io import fallback
-from nobounce.io.evidence import Meter
+from nobounce.io.evidence import SERVED, Meter
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk, Piece
 from nobounce.io.worker import Worker
@@ -267,6 +267,10 @@ def _move(item: Item, meter: Meter) -> Outcome:
                 break
     finally:
         worker.close(item.file_offset + out.done, max(0, item.nbytes - out.done))
+    out.pieces = item.group.checked_pieces(out.pieces)
+    if out.error is None and any(p.reason is SERVED for p in out.pieces):
+        out.error = item.group.denial(item.file_offset, item.nbytes)
+        out.errno = errno.EOPNOTSUPP if out.error is not None else 0
     return out
 
 
