@@ -31,6 +31,7 @@ from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, MemoryFacts, MemoryKind, Op, Require, Route
+from nobounce.runtimes.base import DirectIO
 
 _MODES = {
     "r": os.O_RDONLY,
@@ -93,6 +94,8 @@ class File:
         self._facts: FileFacts | None = None
         self._block_known = False
         self._extents = ExtentMap()
+        self._vendors: set[DirectIO] = set()
+        """Direct paths that have prepared the direct descriptor."""
         self._direct_errno: int | None = None
         self.name = name
         self._failed: dict[str, int] = {}
@@ -353,6 +356,10 @@ class File:
             self._close_descriptors()
 
     def _close_descriptors(self) -> None:
+        direct = self._fds.get("direct", -1)
+        for vendor in self._vendors:
+            vendor.deregister_file(direct)
+        self._vendors.clear()
         for fd in self._fds.values():
             if fd >= 0 and fd != self._borrowed:
                 os.close(fd)

@@ -278,6 +278,11 @@ def make_target(
     """Both ends of a request's transfer, their descriptors opened; `direct` says that the direct one is needed."""
     device = view.device
     runtime = device._runtime
+    vendor = runtime.direct_io() if direct else None
+    if vendor is not None and not vendor.plain:
+        file._vendors.add(vendor)
+        if view.allocation.is_owned:
+            vendor.register_buffer(view.allocation.address, view.allocation.nbytes)
     return Target(
         op=request.op,
         filename=file.name,
@@ -289,7 +294,7 @@ def make_target(
         buffered_fd=file._descriptor("buffered"),
         own_fd=file._owns("buffered"),
         direct_fd=file._descriptor("direct") if direct else -1,
-        direct=runtime.direct_io() if direct else None,
+        direct=vendor,
         align=max(alignments(request)),
         max_nbytes=request.direct.max_nbytes,
         drop_cache=request.cache == "avoid",
