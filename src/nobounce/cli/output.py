@@ -100,13 +100,14 @@ def run(verb: str, as_json: bool, action: Callable[[], int], results: str = "std
     `results` names where the verb prints its results, "stdout", "stderr" or "" (into a file); JSON of an error goes to
     stderr unless it is "stdout". Results that could not be printed are an error, a reader that has gone is none.
     """
+    ending.begin(verb)
     try:
         code = action()
     except (NobounceError, OSError, MemoryError) as e:
         tell(verb, _ours(e), as_json, results)
         code = USAGE if isinstance(e, ArgumentError | ConfigError) else NOT_MET
     except KeyboardInterrupt as e:
-        complain(f"nobounce {verb}: {ending.words(e)}")
+        ending.tell(e)
         return ending.code(e)
     return checked(verb, code, results)
 

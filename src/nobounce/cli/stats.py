@@ -134,6 +134,7 @@ class _Session:
             except KeyboardInterrupt as e:  # Ctrl-C is how one asks for the report
                 if not ending.by_ctrl_c(e):
                     raise
+                ending.resume()
             self._sample(attached)
             parts = [a.read() for a in attached]
         if not self.verify:

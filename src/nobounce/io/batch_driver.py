@@ -35,10 +35,10 @@ from nobounce.io.batch_threads import Outcome
 from nobounce.io.engine import Engine
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk
-from nobounce.io.uninterrupted import GivenUp
 from nobounce.io.worker import RETRIED
 from nobounce.route import many
 from nobounce.route.judge import DIRECT
+from nobounce.uninterrupted import GivenUp
 
 if TYPE_CHECKING:
     import numpy as np
