@@ -397,8 +397,8 @@ def test_what_is_no_capture_is_refused_by_name(tmp_path: Path) -> None:
         info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(info)
     assert nobounce("check", "--replay", link).exit_code == 2
-    assert nobounce("check", "--replay", tmp_path / "none").exit_code == 1
-    assert nobounce("check", "--capture", tmp_path / "no" / "folder.tar").exit_code == 1
+    assert nobounce("check", "--replay", tmp_path / "none").exit_code == 3
+    assert nobounce("check", "--capture", tmp_path / "no" / "folder.tar").exit_code == 3
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder"])

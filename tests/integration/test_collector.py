@@ -171,7 +171,7 @@ def test_a_process_that_was_left_out_is_told_and_fails_what_was_expected(data: P
         pass
     assert program.code == 1
     assert program.told["left_out"] == 1
-    assert "the statistics of 1 process(es) could not be read" in program.errors
+    assert "the statistics of 1 process could not be read" in program.errors
 
 
 def test_of_many_processes_that_have_ended_no_descriptor_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _SETTINGS = ("allow_compat_mode", "force_compat_mode", "unsupported_file_systems", "device")
 """What of the settings a verdict depends on: a capture keeps it."""
+UNKNOWN = 3
+"""The exit code of an unknown verdict, and of a check that an error kept from one: 1 would say that fallback works."""
 _DEVICE = re.compile(r"cpu|(sim|cuda|hip)(:[0-9]{1,9})?")
 _CHOICES = "cpu, sim:N, cuda:N or hip:N"
 
@@ -94,7 +96,7 @@ def command(
             _save(capture, source, {"paths": asked, "devices": devices, "settings": kept})
         return code
 
-    raise typer.Exit(run("check", as_json and not quiet, action))
+    raise typer.Exit(run("check", as_json and not quiet, action, failed=UNKNOWN))
 
 
 def _say_what_root_follows(source: Source) -> None:

@@ -94,31 +94,34 @@ def tell(verb: str, error: BaseException, as_json: bool, results: str = "stdout"
         complain(f"nobounce {verb}".rstrip() + f": {printable(str(error))}")
 
 
-def run(verb: str, as_json: bool, action: Callable[[], int], results: str = "stdout") -> int:
+def run(
+    verb: str, as_json: bool, action: Callable[[], int], results: str = "stdout", failed: int = NOT_MET
+) -> int:
     """Run a verb's action; turn an exception of ours or of the system, or an interrupt, into one line and an exit code.
 
     `results` names where the verb prints its results, "stdout", "stderr" or "" (into a file); JSON of an error goes to
-    stderr unless it is "stdout". Results that could not be printed are an error, a reader that has gone is none.
+    stderr unless it is "stdout". Results that could not be printed are an error, a reader that has gone is none. `failed` is
+    the exit code of errors that are not of usage.
     """
     ending.begin(verb)
     try:
         code = action()
     except (NobounceError, OSError, MemoryError) as e:
         tell(verb, _ours(e), as_json, results)
-        code = USAGE if isinstance(e, ArgumentError | ConfigError) else NOT_MET
+        code = USAGE if isinstance(e, ArgumentError | ConfigError) else failed
     except KeyboardInterrupt as e:
         ending.tell(e)
         return ending.code(e)
-    return checked(verb, code, results)
+    return checked(verb, code, results, failed)
 
 
-def checked(verb: str, code: int, results: str = "stdout") -> int:
+def checked(verb: str, code: int, results: str = "stdout", failed: int = NOT_MET) -> int:
     """The exit code, once it is known whether what was printed arrived."""
     why = streams.lost(getattr(sys, results)) if results else ""
     if not why:
         return code
     complain(f"nobounce {verb}".rstrip() + f": cannot write to {results}: {why}")
-    return code or NOT_MET
+    return code or failed
 
 
 def _ours(error: NobounceError | OSError | MemoryError) -> NobounceError:

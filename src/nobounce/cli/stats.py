@@ -238,7 +238,7 @@ class _Session:
 
     def _left_out(self) -> str:
         return (
-            f"the statistics of {self._missed} process(es) could not be read: "
+            f"the statistics of {counted(self._missed, 'process')} could not be read: "
             "another version of nobounce, or no descriptor was left (ulimit -n)"
         )
 

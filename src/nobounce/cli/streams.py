@@ -68,7 +68,9 @@ def prepare() -> None:
     for fd, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
             os.fstat(fd)
-        except OSError:
+        except OSError as e:
+            if e.errno != errno.EBADF:
+                continue
             with contextlib.suppress(OSError):
                 os.open(os.devnull, flags)
     sys.stdout, sys.stderr = _Text(1, sys.stdout), _Text(2, sys.stderr)

@@ -10,7 +10,7 @@ import typer
 
 from nobounce.cli.children import run_program
 from nobounce.cli.options import Json
-from nobounce.cli.output import NOT_MET, complain, document, run
+from nobounce.cli.output import NOT_MET, complain, document, emit_json, run
 from nobounce.errors import ArgumentError, FileError, counted, printable
 
 
@@ -45,22 +45,21 @@ def command(
             try:
                 made = find(name)
             except FileError:
-                complain("nobounce trace: no process used nobounce: nothing was written")
-                return code or NOT_MET
-            told = merge(made, output)
+                made = []
+            told = merge(made, output) if made else dict.fromkeys(("events", "dropped", "cut"), 0)
         said = f"{counted(told['events'], 'event')} of {counted(len(made), 'process')} in {printable(output)}"
         if told["dropped"]:
             said += f"; {counted(told['dropped'], 'event')} over the limit dropped"
         if told["cut"]:
             said += f"; {counted(told['cut'], 'process')} killed or ended by os._exit: what was done until then is there"
+        if not made:
+            said = "no process used nobounce: nothing was written"
         if as_json:
-            import json
-            import sys
-
             fields = {k: told[k] for k in ("events", "dropped", "cut")}
-            sys.stderr.write(json.dumps(document("trace", output=output, exit_code=code, **fields)) + "\n")
+            written = output if made else None
+            emit_json(document("trace", output=written, exit_code=code, **fields), "stderr")
         else:
             complain(f"nobounce trace: {said}")
-        return code
+        return code if made else code or NOT_MET
 
     raise typer.Exit(run("trace", as_json, action, "stderr" if as_json else ""))

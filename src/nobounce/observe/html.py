@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from nobounce.errors import printable
+from nobounce.errors import counted, printable
 from nobounce.observe.batches import LANES
 
 GIB = 1 << 30
@@ -55,7 +55,7 @@ def _summary(data: Mapping[str, Any]) -> str:
         ),
         ("errors", "Errors, retries", f"{t['errors']:,}, {t['retries']:,}"),
         *([("refused", "Refused requests, by reason", _refused(t["refused"]))] if t["refused"] else []),
-        ("seconds", "Time", f"{data['seconds']:.3f} s, {len(data['processes'])} process(es)"),
+        ("seconds", "Time", f"{data['seconds']:.3f} s, {counted(len(data['processes']), 'process')}"),
     ]
     cells = "".join(
         f'<div class="figure"><dt>{html.escape(label)}</dt><dd id="figure-{key}">{html.escape(text)}</dd></div>'
@@ -84,7 +84,7 @@ def _notes(data: Mapping[str, Any]) -> list[str]:
         )
     if left["files_cut"]:
         notes.append(
-            f"{left['files_cut']} trace file(s) have no end: the process was killed, or left through os._exit."
+            f"{counted(left['files_cut'], 'trace file')} without an end: the process was killed, or left through os._exit."
             + (" The limit of events was reached before: more is missing." if left["limits_reached"] else "")
         )
     if left["slices_not_shown"]:
@@ -96,13 +96,13 @@ def _notes(data: Mapping[str, Any]) -> list[str]:
             f"{left['batches_without_slice']:,} groups of batches have no slice of their own, as more than {LANES} ran at once "
             "or none of their requests did: they are only in the sums."
         )
-    counted = data["counters"]
-    if counted is not None and not left["events_dropped"]:
-        same = all(counted[k] == data["totals"][k] for k in ("fastpath_bytes", "fallback_bytes"))
+    told = data["counters"]
+    if told is not None and not left["events_dropped"]:
+        same = all(told[k] == data["totals"][k] for k in ("fastpath_bytes", "fallback_bytes"))
         notes.append(
             "The counters of the processes agree with the trace."
             if same
-            else f"The counters say fastpath {counted['fastpath_bytes']:,} and fallback {counted['fallback_bytes']:,} bytes, "
+            else f"The counters say fastpath {told['fastpath_bytes']:,} and fallback {told['fallback_bytes']:,} bytes, "
             "which is not what the trace holds."
         )
     return notes
