@@ -16,6 +16,7 @@ from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import Runtime
 from nobounce.runtimes.powers import needed
 from nobounce.stream import Stream
+from nobounce.transferend import FOREIGN, Arriving
 
 Freeing = Literal["foreign", "device", "async", "pinned"]
 _HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MANAGED, MemoryKind.PAGEABLE})
@@ -24,7 +25,8 @@ _HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MANAGED, MemoryKind.PAGEA
 class Allocation:
     """Memory and who frees it. `address` and `nbytes` in bytes; `owner` keeps foreign memory alive.
 
-    `pending` is the stream this memory was last used on and not yet waited for; `stream` the one it is freed on.
+    `pending` is the stream this memory was last used on and not yet waited for; `stream` the one it is freed on. `arriving` are the
+    reads that are to fill it, and those that failed to (transferend.py).
     """
 
     __slots__ = (
@@ -33,6 +35,7 @@ class Allocation:
         "_born",
         "_freeing",
         "address",
+        "arriving",
         "device",
         "host",
         "kind",
@@ -60,11 +63,7 @@ class Allocation:
         self.host = kind in _HOST_KINDS or device._runtime.capabilities.host_addressable
         self._freeing, self._born = freeing, reaper.generation()
         self._array: Any = None
-
-    @property
-    def is_owned(self) -> bool:
-        """Whether it is freed here, and not by whoever it came from."""
-        return self._freeing != "foreign"
+        self.arriving: Arriving = FOREIGN if freeing == "foreign" else {}
 
     def used_on(self, stream: Stream) -> None:
         """Remember that work on `stream` touches this memory; another device's stream cannot free it."""
@@ -157,9 +156,6 @@ def free_here() -> Iterator[None]:
 
 
 def _free(runtime: Runtime, address: int, freeing: Freeing, stream: Stream | None) -> None:
-    direct = runtime.direct_io()
-    if direct is not None:
-        direct.deregister_buffer(address)
     if freeing == "pinned":
         runtime.free_pinned(address)
     elif freeing == "device" or stream is None or (ordered := runtime.ordered_memory) is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nobounce import transferend
 from nobounce.allocation import Allocation, fill_pattern, free_here, new_allocation
 from nobounce.device import Device, DeviceLike, as_device
 from nobounce.errors import ArgumentError, BusyError, ClosedError, ExportError
@@ -21,6 +22,7 @@ from nobounce.stream import Stream, StreamLike, as_stream
 if TYPE_CHECKING:
     import numpy as np
 
+    from nobounce.clock import Condition
     from nobounce.tensor import Tensor
 
 
@@ -42,8 +44,8 @@ def allocate(
 class Buffer:
     """`nbytes` bytes of memory at `handle` on one device. Made by `Device.allocate`, `from_handle` or `as_buffer`.
 
-    A context manager. `close` refuses with BusyError while a transfer uses the buffer; arrays, tensors and DLPack
-    consumers of a closed buffer keep its memory. Everything but `close` raises ClosedError after it.
+    A context manager: leaving the block waits for the transfers that use the buffer. `close` refuses with BusyError while one
+    does; arrays, tensors and DLPack consumers of a closed buffer keep its memory. Everything but `close` raises ClosedError after it.
     """
 
     __slots__ = (
@@ -52,8 +54,10 @@ class Buffer:
         "_allocation",
         "_closed",
         "_exported",
+        "_idle",
         "_lock",
         "_nbytes",
+        "_transfers",
         "_uses",
     )
 
@@ -61,8 +65,10 @@ class Buffer:
     _allocation: Allocation | None
     _closed: bool
     _exported: bool
+    _idle: Condition | None
     _lock: threading.Lock
     _nbytes: int
+    _transfers: int
     _uses: int
 
     def __init__(self) -> None:
@@ -75,6 +81,7 @@ class Buffer:
         self._address = allocation.address + offset if allocation.address else 0
         self._nbytes = allocation.nbytes if nbytes is None else nbytes
         self._lock, self._uses, self._closed, self._exported = threading.Lock(), 0, False, False
+        self._transfers, self._idle = 0, None
         return self
 
     @classmethod
@@ -183,6 +190,31 @@ class Buffer:
         with self._lock:
             self._uses -= 1
 
+    def _begin_transfer(self) -> None:
+        """As `_acquire`, for a transfer in stream order: leaving the buffer's `with` block waits for its end."""
+        self._acquire()
+        with self._lock:
+            self._transfers += 1
+
+    def _end_transfer(self) -> None:
+        with self._lock:
+            self._uses -= 1
+            self._transfers -= 1
+            idle = None if self._transfers else self._idle
+        if idle is not None:
+            with idle.mutex:
+                idle.notify_all()
+
+    def _wait_for_transfers(self) -> None:
+        with self._lock:
+            if not self._transfers or self._allocation is None:
+                return
+            if self._idle is None:
+                self._idle = self._allocation.device._runtime.scheduler.condition()
+            idle = self._idle
+        with idle.mutex:
+            idle.wait_for(lambda: not self._transfers)
+
     def close(self, stream: StreamLike = None) -> None:
         """Give the memory back, unless arrays or tensors still look at it: then when the last of them goes.
 
@@ -237,6 +269,8 @@ class Buffer:
                     self._address, number, self._nbytes, where.handle, width
                 )
             allocation.used_on(where)
+            if allocation.arriving:
+                transferend.overwrite(allocation.arriving, self._address, self._address + self._nbytes)
 
     def view(self) -> memoryview:
         """The bytes as a memoryview which keeps the memory, even after `close`. Waits for work under way.
@@ -294,6 +328,9 @@ class Buffer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for the transfers in stream order that use the buffer, then close. A batch that uses it is not waited for:
+        BusyError, as from `close`."""
+        self._wait_for_transfers()
         self.close()
 
     def __len__(self) -> int:
@@ -361,6 +398,8 @@ def _copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
     where = as_stream(stream, lead.device)
     if dst.nbytes == 0:
         return
+    if of.arriving or to.arriving:
+        _carry(dst, src)
     if stream is None:  # nobody has put the copy behind earlier work elsewhere, on another device say
         to.order(where)
         of.order(where)
@@ -378,6 +417,16 @@ def _copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
             runtime.copy_async(dst.handle, src.handle, dst.nbytes, where.handle)
     to.used_on(where)
     of.used_on(where)
+
+
+def _carry(dst: Buffer, src: Buffer) -> None:
+    """A copy brings what its source was to get, or did not. Raises TransferError where that has failed by now, and is not known."""
+    of, to = src.allocation.arriving, dst.allocation.arriving
+    start, stop = src.handle, src.handle + src.nbytes
+    lacks = transferend.lacking(tuple(of.items()), start, stop)
+    if lacks is not None:
+        raise lacks.refusal(lacks.filename, lacks.file_offset, src.nbytes, "copy")
+    transferend.copied(of, start, stop, to, dst.handle - start)
 
 
 def _kind(device: Device, address: int, nbytes: int) -> MemoryKind:

@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nobounce import transferend
 from nobounce.config import settings
 from nobounce.errors import ArgumentError, ConfigError, UnavailableError, counted, printable
 from nobounce.route.types import MemoryKind
@@ -128,8 +129,10 @@ class Device:
         return Stream.from_handle(LEGACY_STREAM, self)
 
     def sync(self) -> None:
-        """Wait for every stream of this device, non-blocking ones included (HIP rule 20)."""
+        """Wait for every stream of this device, non-blocking ones included (HIP rule 20); raises as each one's `sync` does."""
         self._runtime.device_sync(self._ordinal)
+        if transferend.untaken:
+            transferend.raise_untaken(transferend.of_stream(self._runtime, self._ordinal, None))
 
     def can_access_peer(self, peer: DeviceLike) -> bool:
         """Whether copies between this device and `peer` need no detour through host memory."""

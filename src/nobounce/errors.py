@@ -133,8 +133,7 @@ class RouteError(_SystemError):
     """No backend that the caller allows accepts the request.
 
     `refusals` holds every failed condition of every backend that was considered. `backend` is the one that `require=` or the
-    settings left, or None where both were open. `receipt` is None where nothing has moved. It is there where the kernel's counters
-    deny afterwards that bytes went the way that was asked for: the buffer's contents are undefined then.
+    settings left, or None where both were open.
     """
 
     def __init__(
@@ -144,11 +143,10 @@ class RouteError(_SystemError):
         *,
         filename: str | None = None,
         backend: str | None = None,
-        receipt: Any = None,
     ) -> None:
         super().__init__(message, _errno.EOPNOTSUPP, filename)
         self.refusals = tuple(refusals)
-        self.backend, self.receipt = backend, receipt
+        self.backend = backend
 
 
 class FileError(_SystemError):
@@ -189,8 +187,8 @@ _FILE_ERRORS: dict[int, type[FileError]] = {
 class TransferError(_SystemError):
     """A transfer that failed part of the way.
 
-    Attributes: `errno`, `filename`, `file_offset` and `nbytes` of the failed part, `backend`, `call` (the system or
-    vendor call) and `receipt`: what had moved before, or None.
+    Attributes: `errno`, `filename`, `file_offset` and `nbytes` of the failed part, `backend` ("" where none was tried), `call` (the
+    system or vendor call) and `receipt`: what had moved before, or None.
     """
 
     def __init__(
@@ -210,7 +208,8 @@ class TransferError(_SystemError):
         self.receipt = receipt
         self.detail, self.cure = detail, cure
         text = detail or f"{os.strerror(code)} ({errno_name(code)})"
-        message = f"{'?' if filename is None else named(filename)}: {call} of {nbytes} bytes at offset {file_offset} failed on {backend}: {text}"
+        on = f" on {backend}" if backend else ""
+        message = f"{'?' if filename is None else named(filename)}: {call} of {nbytes} bytes at offset {file_offset} failed{on}: {text}"
         super().__init__(f"{message}. {cure}" if cure else message, code, filename)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from nobounce import reaper
+from nobounce import reaper, transferend
 from nobounce.device import Device, DeviceLike, as_device, default_device
 from nobounce.errors import ArgumentError, ClosedError
 from nobounce.runtimes.base import LEGACY_STREAM, PER_THREAD_STREAM
@@ -119,9 +119,13 @@ class Stream:
         return self.is_done
 
     def sync(self) -> None:
-        """Wait for this stream alone; raises its asynchronous error, once (HIP rules 6, 78)."""
+        """Wait for this stream alone; raises its asynchronous error, once (HIP rules 6, 78), and so it does the error of a
+        transfer that failed here and whose caller has not heard of it; further ones are its notes."""
         with self._on():
             self.device._runtime.stream_sync(self.handle)
+        if transferend.untaken:
+            device = self.device
+            transferend.raise_untaken(transferend.of_stream(device._runtime, device.ordinal, self._handle))
 
     def wait(self, event_or_stream: Event | StreamLike) -> None:
         """Let later work of this stream wait for an Event, or for what another stream holds now; returns at once."""
@@ -151,6 +155,8 @@ class Stream:
             self._closed = True
             if self._owned and self._born == reaper.generation():
                 self.device._runtime.stream_destroy(self._handle)
+            if transferend.untaken:
+                transferend.look_again()
 
     def _on(self) -> contextlib.AbstractContextManager[None]:
         return self.device._current() if self._handle <= PER_THREAD_STREAM else _NOTHING

@@ -197,7 +197,8 @@ def test_a_fault_in_one_transfer_poisons_no_other(tmp_path: Path) -> None:
                 )
                 for k in range(8)
             ]
-            stream.sync()
+            with pytest.raises(TransferError):
+                stream.sync()
             failed = [m for m in moves if m.exception() is not None]
             assert len(failed) == 1
             error = failed[0].exception()

@@ -117,13 +117,11 @@ class _Session:
         return self._end(parts, code, (parts, kernel, disks) if self.verify else None)
 
     def attach(self, pids: list[int], now: bool) -> int:
-        from nobounce.observe.attach import attach, is_stopped
+        from nobounce.observe.attach import attach
         from nobounce.observe.verify import device_io
 
         with contextlib.ExitStack() as stack:
             attached = [stack.enter_context(attach(pid)) for pid in dict.fromkeys(pids)]
-            for pid in [a.pid for a in attached if self.form == "text" and is_stopped(a.pid)]:
-                complain(f"nobounce stats: process {pid} is stopped: it moves nothing until SIGCONT")
             self._sample(attached)
             before, disks = dict(self._pairs), device_io() if self.verify else {}
             try:
@@ -134,7 +132,6 @@ class _Session:
             except KeyboardInterrupt as e:  # Ctrl-C is how one asks for the report
                 if not ending.by_ctrl_c(e):
                     raise
-                ending.resume()
             self._sample(attached)
             parts = [a.read() for a in attached]
         if not self.verify:
@@ -264,26 +261,18 @@ class _Session:
 
 def _until_gone(attached: list[Attached], pause: float) -> Iterator[None]:
     """Once a `pause` until every process has ended."""
-    import select
-
-    from nobounce.observe.attach import has_ended
-
     handles: list[int] = []
-    others: list[int] = []
     try:
         for one in attached:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 handles.append(os.pidfd_open(one.pid))
-            except ProcessLookupError:
-                continue
-            except OSError:  # a container's filter, or no descriptor left
-                others.append(one.pid)
-        while handles or others:
+        while handles:
+            import select
+
             ready, _, _ = select.select(handles, [], [], pause)
             for fd in ready:
                 handles.remove(fd)
                 os.close(fd)
-            others = [pid for pid in others if not has_ended(pid)]
             yield
     finally:
         for fd in handles:

@@ -24,10 +24,11 @@ from nobounce.io.batch_driver import Driver
 from nobounce.io.batch_group import Group
 from nobounce.io.batch_table import BatchEvent, BatchResult, positions
 from nobounce.io.engine import engine_for
+from nobounce.io.prepare import in_order
 from nobounce.io.receipt import Receipt
+from nobounce.io.uninterrupted import GivenUp, uninterrupted
 from nobounce.route.many import INVALID, REFUSED
 from nobounce.route.types import Cache, Op, Require
-from nobounce.uninterrupted import GivenUp, uninterrupted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,6 +154,9 @@ class Batch:
         if timeout is not None and not timeout >= 0:
             raise ArgumentError(f"timeout={timeout!r}: give seconds, or None")
         view.wait()
+        if view.allocation.arriving:
+            for file_offset, size, at in zip(*(column.tolist() for column in places), strict=True):
+                in_order(file, op, view, (size, file_offset, at))
 
         def add(_: GivenUp) -> Array:
             pool = engine_for(view.device._runtime)

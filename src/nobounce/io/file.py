@@ -16,10 +16,10 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from nobounce import transferend
 from nobounce.buffer import as_buffer
 from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
-from nobounce.facts.extents import ExtentMap, IndirectRange, has_holes
 from nobounce.facts.file import examine
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
@@ -31,7 +31,6 @@ from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, MemoryFacts, MemoryKind, Op, Require, Route
-from nobounce.runtimes.base import DirectIO
 
 _MODES = {
     "r": os.O_RDONLY,
@@ -93,9 +92,6 @@ class File:
         self._in_flight = 0
         self._facts: FileFacts | None = None
         self._block_known = False
-        self._extents = ExtentMap()
-        self._vendors: set[DirectIO] = set()
-        """Direct paths that have prepared the direct descriptor."""
         self._direct_errno: int | None = None
         self.name = name
         self._failed: dict[str, int] = {}
@@ -137,7 +133,8 @@ class File:
     def nbytes(self) -> int:
         """The size now, in bytes (of a block device too)."""
         fd = self.fileno()
-        return _nbytes(fd, os.fstat(fd))
+        status = os.fstat(fd)
+        return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
 
     @property
     def closed(self) -> bool:
@@ -165,10 +162,6 @@ class File:
                 self._fds[flavour] = fd
             return fd
 
-    def _own_descriptor(self) -> int:
-        """One whose position no caller shares; -1 where there is none yet."""
-        return next((fd for name, fd in self._fds.items() if self._owns(name)), -1)
-
     def _owns(self, flavour: str) -> bool:
         """Whether no descriptor of a caller shares this one's state (its read-ahead, for one)."""
         return self._shared != flavour
@@ -185,23 +178,14 @@ class File:
             if fd < 0:
                 known = dataclasses.replace(known, direct_fd="refused", direct_errno=self._direct_errno)
             else:
-                sparse = known.kind == "regular" and has_holes(self._own_descriptor())
-                known = dataclasses.replace(
-                    known, direct_fd="ok", direct_probe=self._probe(known, fd), sparse=sparse
-                )
+                known = dataclasses.replace(known, direct_fd="ok", direct_probe=self._probe(known, fd))
         if block and not self._block_known:
             from nobounce.facts.block import block_facts  # for few: most never ask
 
             known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
             self._block_known = True
         self._facts = known
-        status = os.fstat(self.fileno())
-        sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
-        return dataclasses.replace(known, nbytes=_nbytes(self.fileno(), status), sparse=sparse)
-
-    def _indirect(self, file_offset: int, nbytes: int) -> tuple[IndirectRange, ...]:
-        """Ranges that touch [file_offset, file_offset + nbytes) and that O_DIRECT reads through the page cache."""
-        return self._extents.ranges(self.fileno(), file_offset, nbytes) if nbytes > 0 <= file_offset else ()
+        return dataclasses.replace(known, nbytes=self.nbytes)
 
     def _probe(self, known: FileFacts, fd: int) -> Any:
         if known.dio_offset_align is not None or known.filesystem.memory or known.access_mode == "w":
@@ -277,11 +261,14 @@ class File:
         return judge(make_request(self, op, memory_of(view), view.device, where, require, cache))
 
     def sync(self) -> None:
-        """Put written data on the disk (fdatasync). Raises FileError."""
+        """Put written data on the disk (fdatasync). Raises FileError, and the error of a transfer of this file that has failed
+        and whose caller has not heard of it; further ones are its notes. Transfers under way are not waited for."""
         try:
             os.fdatasync(self.fileno())
         except OSError as e:
             raise FileError.from_oserror(e, self.name, "sync") from e
+        if transferend.untaken:
+            transferend.raise_untaken(transferend.of_file(self))
 
     def truncate(self, nbytes: int) -> None:
         """Set the size in bytes. Raises FileError."""
@@ -346,7 +333,12 @@ class File:
             self._close_descriptors()
 
     def close(self) -> None:
-        """Close; transfers under way finish first, on their own. Closing twice is fine."""
+        """Close; transfers under way finish first, on their own. Closing twice is fine. Raises as `sync` does, once closed."""
+        self._close()
+        if transferend.untaken:
+            transferend.raise_untaken(transferend.of_file(self))
+
+    def _close(self) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -356,10 +348,6 @@ class File:
             self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        direct = self._fds.get("direct", -1)
-        for vendor in self._vendors:
-            vendor.deregister_file(direct)
-        self._vendors.clear()
         for fd in self._fds.values():
             if fd >= 0 and fd != self._borrowed:
                 os.close(fd)
@@ -375,18 +363,20 @@ class File:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Close. An exception on its way keeps its place: what `close` would raise is the stream's to raise, or logged."""
+        if kind is None:
+            self.close()
+            return
+        self._close()
+        if transferend.untaken:
+            transferend.look_again()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.close()
+            self._close()
 
     def __repr__(self) -> str:
         return f"<nobounce.File {printable(self.name)!r}{' closed' if self._closed else ''}>"
-
-
-def _nbytes(fd: int, status: os.stat_result) -> int:
-    return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
 
 
 def _status_flags(fd: int) -> int:

@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nobounce import transferend
 from nobounce.clock import THREADS
 from nobounce.config import settings
 from nobounce.errors import RouteError
@@ -56,8 +57,7 @@ class Operation:
 
 class BatchEnds(NamedTuple):
     """Ended requests as arrays of one length: bytes asked for, moved, and of these direct; bits of the backends (1 and 2),
-    indices of the reasons (-1: none of its own), and whether the judge had split the request. `holes` is the sum of direct bytes
-    that no disk was asked for."""
+    indices of the reasons (-1: none of its own), and whether the judge had split the request."""
 
     requested: Any
     done: Any
@@ -65,7 +65,6 @@ class BatchEnds(NamedTuple):
     ways: Any
     reasons: Any
     split: Any
-    holes: int = 0
 
 
 class Observer:
@@ -83,6 +82,9 @@ class Observer:
         """The direct path refused a request that came to nothing, with every failed condition; `routed`: another way was
         found. The refusals of a transfer that was carried out are in its job.
         """
+
+    def lost(self) -> None:
+        """The error of a failed transfer was logged, because nobody could be told any more."""
 
     def registered(self, what: str, ok: bool) -> None:
         """A call of the hipFile module named `what`, or a stream's registration, and whether it succeeded."""
@@ -299,6 +301,9 @@ def registered(what: str, ok: bool) -> None:
 
 def pinned(device: str, nbytes: int) -> None:
     _tell(observers, "pinned", device, nbytes)
+
+
+transferend.on_lost.append(lambda _: _tell(observers, "lost"))
 
 
 def _forget() -> None:

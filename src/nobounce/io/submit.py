@@ -15,7 +15,7 @@ from nobounce.errors import ArgumentError, RouteError, TransferError
 from nobounce.io import hooks, params, small
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
-from nobounce.io.prepare import make_job, make_request, memory_of, small_read, with_indirect
+from nobounce.io.prepare import make_job, make_request, memory_of, small_read
 from nobounce.io.quiet import KnownGate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
@@ -23,6 +23,7 @@ from nobounce.io.transfer import Transfer, ended
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, Op, Request, Require, Route
 from nobounce.stream import Stream, as_stream
+from nobounce.transferend import TransferEnd, lacking, overwrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def submit(
     if flags and flags & StreamFlags.PAGE_ALIGNED_INPUTS and rules.check_claims:
         _check_claim(view, now)
     file._enter()
-    view._acquire()
+    view._begin_transfer()
 
     owed = [True]
 
@@ -87,7 +88,7 @@ def submit(
             return  # the end of the transfer was first
         owed.clear()
         try:
-            view._release()
+            view._end_transfer()
         finally:
             file._leave()
 
@@ -98,7 +99,10 @@ def submit(
             plan = small.find(file, view, require, cache, now)
             if plan is not None:
                 transfer = _small(file, view, plan, (now, require, cache), pool, on, release)
-                if not transfer.done():
+                if transfer.done():
+                    _filled(view, now)
+                else:
+                    transfer._ending = _ending(file, op, view, on, now, late=False)
                     _enqueue(transfer, on, view)
                 return transfer
         request = make_request(file, op, memory_of(view), device, now, require, cache)
@@ -122,12 +126,17 @@ def submit(
             small.keep(file, request, route, ahead)
 
         def make(on_done: Callable[[Job], None]) -> Job:
+            ending = transfer._ending
             if ahead is not None:
+                if ending is not None and ending.seen:
+                    _check_defined(ending, request)
                 ahead.begin(on_done)
                 return ahead
-            latest = _reread(request, now, given, flags, view)
-            latest = with_indirect(file, latest, latest.file_offset, latest.nbytes)
-            again, way = rules.decide(latest)
+            again, way = rules.decide(_reread(request, now, given, flags, view))
+            if ending is not None:
+                ending.start = view._address + again.buffer_offset
+                ending.stop = ending.start + again.nbytes
+                _check_defined(ending, again)
             job = make_job(file, again, way, view, pool, held=True, **ways)
             job.begin(on_done)
             return job
@@ -140,6 +149,8 @@ def submit(
         if given.bytes_done is not None:
             cell, report = given.bytes_done, rules.report
             transfer._on_end = lambda receipt, error: report(cell, receipt, error)
+        if rules is RULES:
+            transfer._ending = _ending(file, op, view, on, now, late=late)
     except BaseException as e:
         if seen is not None:
             hooks.leave(seen, None, e, seen.queued_at)
@@ -182,6 +193,36 @@ def _small(
             "read", view.device.name, nbytes, on.handle, read.operation, plan.refusals
         )
     return transfer
+
+
+def _ending(
+    file: File, op: Op, view: Buffer, on: Stream, now: tuple[int, int, int], *, late: bool
+) -> TransferEnd:
+    """What the caller is told of the end, whoever asks; and what writes queued later look at."""
+    allocation, (nbytes, file_offset, offset) = view.allocation, now
+    arriving, start = allocation.arriving, view._address + offset
+    if op == "write":
+        return TransferEnd(on, file, (op, nbytes, file_offset), start, tuple(arriving.items()))
+    ending = TransferEnd(on, file, (op, nbytes, file_offset), start)
+    if late:
+        ending.start, ending.stop = view._address, view._address + view.nbytes
+    witness = allocation if allocation.owner is None else allocation.owner
+    ending.fills(arriving, witness, ending.start, ending.stop)
+    return ending
+
+
+def _check_defined(ending: TransferEnd, request: Request) -> None:
+    """At the head of the stream: a write does not write what a read before it did not bring."""
+    lacks = lacking(ending.seen, ending.start, ending.stop)
+    if lacks is not None:
+        raise lacks.refusal(request.file.path, request.file_offset, request.nbytes, request.op)
+
+
+def _filled(view: Buffer, now: tuple[int, int, int]) -> None:
+    """These bytes are there already."""
+    if view.allocation.arriving:
+        start = view._address + now[2]
+        overwrite(view.allocation.arriving, start, start + now[0])
 
 
 def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:

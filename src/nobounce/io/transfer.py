@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.errors import InternalError, NobounceError, TransferCancelledError, TransferTimeoutError
 from nobounce.io.receipt import Receipt
+from nobounce.transferend import TransferEnd, untaken
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,6 +42,7 @@ class Transfer:
     _gate: Gate | None = None
     _on_end: Callable[[Receipt | None, BaseException | None], None] | None = None
     _subject: Subject | None = None
+    _ending: TransferEnd | None = None
 
     def __init__(
         self, engine: Engine, make_job: Callable[[Callable[[Job], None]], Job], release: Callable[[], None]
@@ -76,7 +78,7 @@ class Transfer:
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait for the end and return the Receipt. Raises what the transfer raised, TransferTimeoutError after `timeout` s."""
-        self._wait(timeout)
+        self._heard(timeout)
         if self._error is not None:
             raise self._error
         if self._receipt is None:
@@ -85,8 +87,14 @@ class Transfer:
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return the error, or None. Raises TransferTimeoutError after `timeout` seconds."""
-        self._wait(timeout)
+        self._heard(timeout)
         return self._error
+
+    def _heard(self, timeout: float | None) -> None:
+        """Wait for the end; what has become of the transfer is the caller's affair from here on."""
+        self._wait(timeout)
+        if untaken and self._ending is not None:
+            self._ending.take()
 
     def add_done_callback(self, fn: Callable[[Transfer], object]) -> None:
         """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
@@ -188,6 +196,9 @@ class Transfer:
         release, self._release = self._release, _nothing
         on_end, self._on_end = self._on_end, None
         try:
+            if self._ending is not None:
+                moved, asked = (0, 1) if receipt is None else (receipt.nbytes, receipt.requested)
+                self._ending.settle(self, moved, asked, error)
             release()
             if on_end is not None:
                 on_end(receipt, error)

@@ -95,7 +95,7 @@ class Counters(Places, Observer):
     def ended(self, job: Job) -> None:
         receipt = job.receipt
         segments = () if receipt is None else receipt.segments
-        if receipt is None or job.error is not None or not 0 < len(segments) < 4 or receipt.hole_bytes:
+        if receipt is None or job.error is not None or not 0 < len(segments) < 4:
             self._ended_oddly(job)
             return
         # The common cases, written out: every call and every name looked up is a part of what a transfer pays.
@@ -208,7 +208,6 @@ class Counters(Places, Observer):
             w[at + ASYNC] += 1
             w[at + QUEUED] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
         self._odd(w, at, receipt, job.error)
-        w[AT["hole_read_bytes"]] += receipt.hole_bytes
 
     def _odd(self, w: memoryview, at: int, receipt: Receipt, error: BaseException | None) -> None:
         if receipt.retries:
@@ -238,6 +237,10 @@ class Counters(Places, Observer):
             words = self._refusal(device, op, [r.code for r in refusals])
             for at in words if routed else words[: len(refusals) + 1]:  # unaligned is a count of fallback's
                 w[at] += 1
+
+    def lost(self) -> None:
+        with self._lock, self._change() as w:
+            w[AT["unretrieved_errors"]] += 1
 
     def registered(self, what: str, ok: bool) -> None:
         at = AT.get(f"{what}_{'ok' if ok else 'err'}")
@@ -269,7 +272,6 @@ class Counters(Places, Observer):
             w[AT[f"batch_{op}_bytes"]] += total
             w[AT[f"last_batch_{op}_bytes"]] = total
             w[AT["batch_time_ns"]] += nanoseconds
-            w[AT["hole_read_bytes"]] += ends.holes
             bounced = (ways & 2) != 0
             for backend, chosen, moved in (
                 ("fastpath", ((ways & 1) != 0) | ~bounced, ends.direct),

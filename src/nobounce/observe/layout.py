@@ -18,7 +18,7 @@ from enum import IntEnum
 
 WORD = 8
 MAGIC = int.from_bytes(b"NOBOUNCE", "little")
-VERSION = 2
+VERSION = 3
 
 
 class Header(IntEnum):
@@ -92,7 +92,7 @@ GLOBALS = (
     "dropped_flows",
     "dropped_codes",
     "batch_time_ns",
-    "hole_read_bytes",
+    "unretrieved_errors",
 )
 """Counters of the process, in their order."""
 

@@ -44,6 +44,7 @@ def report(total: Stats, parts: Sequence[Stats] = ()) -> str:
         f"Fastpath rejections: {c.get('fastpath_rejections', 0)}{_codes(total)}",
         f"Asynchronous transfers: {c.get('async_submitted', 0)}, cancelled: {c.get('cancelled', 0)}",
         f"Requests refused before a byte moved: {c.get('refused', 0)}",
+        *([f"Errors never retrieved: {c['unretrieved_errors']}"] if c.get("unretrieved_errors") else []),
         "Batch requests: "
         + ", ".join(
             f"{k} {c.get(f'batch_requests_{k}', 0)}"

@@ -114,6 +114,14 @@ class Gate(ABC):
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class DirectCounters:
+    """A vendor's own totals of direct bytes, monotonic, for evidence."""
+
+    read_nbytes: int
+    write_nbytes: int
+
+
 class DirectIO(ABC):
     """Direct transfers between a file and device memory. It never refuses by policy: only the judge does."""
 
@@ -128,8 +136,7 @@ class DirectIO(ABC):
     def read(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         """Read from `fd` (opened O_DIRECT) into device memory; returns bytes moved, maybe short, 0 at end of file.
 
-        Raises OSError with the driver's errno, EREMOTEIO where the vendor's counters deny that bytes went direct, DeviceError for a
-        runtime failure. Interrupted calls raise EINTR.
+        Raises OSError with the driver's errno, DeviceError for a runtime failure. Interrupted calls raise EINTR.
         """
 
     @abstractmethod
@@ -139,14 +146,22 @@ class DirectIO(ABC):
     def prepare(self, device: int, address: int, nbytes: int) -> None:  # noqa: B027 - optional
         """Make sure that memory about to be read into is there, for file systems that will not fault it in."""
 
-    def deregister_file(self, fd: int) -> None:  # noqa: B027 - optional
-        """Undo what the first transfer with `fd` has prepared: it is about to be closed."""
+    def register_file(self, fd: int) -> int:
+        """Prepare `fd` for direct transfers; returns a token for `deregister_file`."""
+        return fd
+
+    def deregister_file(self, token: int) -> None:  # noqa: B027 - optional
+        """Undo `register_file`."""
 
     def register_buffer(self, address: int, nbytes: int) -> None:  # noqa: B027 - optional
-        """Prepare device memory for direct transfers, once; what cannot be prepared is used as it is."""
+        """Pin device memory for repeated direct transfers."""
 
     def deregister_buffer(self, address: int) -> None:  # noqa: B027 - optional
-        """Undo `register_buffer`, if there was one: the memory is about to be freed."""
+        """Undo `register_buffer`."""
+
+    def counters(self, device: int) -> DirectCounters | None:
+        """The vendor's own totals of direct bytes, or None where there are none."""
+        return None
 
 
 class CopyCalls(NamedTuple):
