@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce import transferend
 from nobounce.allocation import Allocation, fill_pattern, free_here, new_allocation
+from nobounce.copying import copy
 from nobounce.device import Device, DeviceLike, as_device
 from nobounce.errors import ArgumentError, BusyError, ClosedError, ExportError
 from nobounce.route.types import MemoryKind
@@ -246,12 +247,12 @@ class Buffer:
         if dst is None:
             dst = allocate(self.device, self._nbytes, stream=stream)
         target = as_buffer(dst, write=True)
-        _copy(target, self, stream)
+        copy(target, self, stream)
         return target
 
     def copy_from(self, src: Any, *, stream: StreamLike) -> None:
         """Copy everything from `src` (a Buffer, or any memory `as_buffer` takes), in order on `stream`; see `copy_to`."""
-        _copy(self, as_buffer(src, write=False), stream)
+        copy(self, as_buffer(src, write=False), stream)
 
     def fill(self, value: int | bytes | bytearray, *, stream: StreamLike) -> None:
         """Set every byte to `value` (0 to 255), or repeat 1, 2 or 4 bytes, in order on `stream`; returns at once.
@@ -379,54 +380,6 @@ def cuda_array_interface(buffer: Buffer, shape: tuple[int, ...], typestr: str) -
         "strides": None,
         "stream": (stream.handle or 1) if stream is not None and not stream.is_closed else None,
     }
-
-
-def _copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
-    to, of = dst.allocation, src.allocation
-    if dst.nbytes != src.nbytes:
-        raise ArgumentError(
-            f"{src.nbytes} bytes do not fit a buffer of {dst.nbytes}: the sizes must be equal"
-        )
-    if to.read_only:
-        raise ArgumentError("the memory copied to is read-only")
-    lead, other = (of, to) if to.host and not of.host else (to, of)
-    runtime = lead.device._runtime
-    if other.device._runtime is not runtime:
-        if not other.host:
-            raise ArgumentError(f"no copy leads from {of.device} to {to.device}: go through host memory")
-        other.wait()  # two runtimes know nothing of each other's streams
-    where = as_stream(stream, lead.device)
-    if dst.nbytes == 0:
-        return
-    if of.arriving or to.arriving:
-        _carry(dst, src)
-    if stream is None:  # nobody has put the copy behind earlier work elsewhere, on another device say
-        to.order(where)
-        of.order(where)
-    with where._on():
-        if (
-            to.kind is of.kind is MemoryKind.DEVICE
-            and to.device != of.device
-            and other.device._runtime is runtime
-            and (peers := runtime.peers) is not None
-        ):
-            peers.copy_peer(
-                dst.handle, to.device.ordinal, src.handle, of.device.ordinal, dst.nbytes, where.handle
-            )
-        else:
-            runtime.copy_async(dst.handle, src.handle, dst.nbytes, where.handle)
-    to.used_on(where)
-    of.used_on(where)
-
-
-def _carry(dst: Buffer, src: Buffer) -> None:
-    """A copy brings what its source was to get, or did not. Raises TransferError where that has failed by now, and is not known."""
-    of, to = src.allocation.arriving, dst.allocation.arriving
-    start, stop = src.handle, src.handle + src.nbytes
-    lacks = transferend.lacking(tuple(of.items()), start, stop)
-    if lacks is not None:
-        raise lacks.refusal(lacks.filename, lacks.file_offset, src.nbytes, "copy")
-    transferend.copied(of, start, stop, to, dst.handle - start)
 
 
 def _kind(device: Device, address: int, nbytes: int) -> MemoryKind:
