@@ -165,6 +165,15 @@ def _root() -> str:
     return "" if os.geteuid() == 0 else "not root"
 
 
+@_capability("fuse")
+def _fuse() -> str:
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as e:
+        return f"/dev/fuse: {e.strerror}"
+    return ""
+
+
 @_capability("mount")
 def _mount() -> str:
     if why := missing("root"):

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from capabilities import MissingCapability, required
+from filesystems import Machine, machine
 from nobounce import config
 from nobounce.io import hooks
 from nobounce.io.file import _SOURCE
@@ -26,6 +27,13 @@ def reset_config() -> Iterator[None]:
     config.override(None)
     yield
     config.override(None)
+
+
+@pytest.fixture(scope="session")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Real file systems on loop devices, by name, made on first use."""
+    with machine(tmp_path_factory.mktemp("disks")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -85,6 +86,20 @@ class Machine:
     def _loop_on_loop(self, name: str) -> Path:
         device = self.loop(name, 32 * MIB, "mkfs.ext4", "-q", "-F", within=self.get("xfs"))
         return self.mount(device, name)
+
+    def half_compressed(self, name: str, half_nbytes: int) -> tuple[Path, bytes]:
+        """A btrfs file, nothing of it cached: as many plain bytes as compressed ones behind them."""
+        path = self.get("btrfs") / name
+        plain, packed = os.urandom(half_nbytes), b"nobounce" * (half_nbytes // 8)
+        with path.open("wb") as f:
+            f.write(plain)
+            os.fsync(f.fileno())
+            self.run("btrfs", "property", "set", path, "compression", "zstd")
+            f.write(packed)
+            f.flush()
+            os.fsync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return path, plain + packed
 
     def _bind(self, name: str) -> Path:
         return self.mount(self.get("ext4-ordered"), name, "--bind")

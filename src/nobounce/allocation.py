@@ -65,6 +65,11 @@ class Allocation:
         self._array: Any = None
         self.arriving: Arriving = FOREIGN if freeing == "foreign" else {}
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether it is freed here, and not by whoever it came from."""
+        return self._freeing != "foreign"
+
     def used_on(self, stream: Stream) -> None:
         """Remember that work on `stream` touches this memory; another device's stream cannot free it."""
         self.pending = stream
@@ -156,6 +161,9 @@ def free_here() -> Iterator[None]:
 
 
 def _free(runtime: Runtime, address: int, freeing: Freeing, stream: Stream | None) -> None:
+    direct = runtime.direct_io()
+    if direct is not None:
+        direct.deregister_buffer(address)
     if freeing == "pinned":
         runtime.free_pinned(address)
     elif freeing == "device" or stream is None or (ordered := runtime.ordered_memory) is None:

@@ -6,9 +6,12 @@ generator picks the next at each blocking point, and time is virtual, so a secon
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
@@ -114,11 +117,74 @@ class Threads(Scheduler):
         return threading.get_ident() == threading.main_thread().ident
 
 
-class _Condition(threading.Condition):
+class _Condition:
+    """The standard library's condition, but for an interrupt: whatever comes out of `wait`, the lock is held again.
+
+    There a signal handler that raises right behind the release, or while the lock is taken again, leaves it free, and the
+    `with` around it then raises RuntimeError in the place of KeyboardInterrupt. Here one call into C both does and notes it.
+    """
+
+    __slots__ = ("_waiters", "mutex")
+
     def __init__(self) -> None:
         self.mutex = threading.Lock()
-        super().__init__(self.mutex)
+        self._waiters: deque[threading.Lock] = deque()
 
+    def acquire(self, blocking: bool = True) -> bool:
+        return self.mutex.acquire(blocking)
+
+    def release(self) -> None:
+        self.mutex.release()
+
+    def __enter__(self) -> bool:
+        return self.mutex.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.mutex.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        waiter = threading.Lock()
+        waiter.acquire()
+        released: list[None] = []
+        taken: list[bool] = []
+        told = False
+        try:
+            self._waiters.append(waiter)
+            released.extend(map(_release, (self.mutex,)))
+            told = waiter.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+        finally:
+            if released:
+                try:
+                    taken.extend(map(self.mutex.acquire, (True,)))
+                finally:
+                    if not taken:
+                        taken.extend(map(self.mutex.acquire, (True,)))
+            if not told:
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+        return told
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        limit = None if timeout is None else time.monotonic() + timeout
+        while not (found := predicate()):
+            left = None if limit is None else limit - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            self.wait(left)
+        return found
+
+    def notify(self, n: int = 1) -> None:
+        while n > 0 and self._waiters:
+            n -= 1
+            self._waiters.popleft().release()
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiters))
+
+
+_release = operator.methodcaller("release")
 
 THREADS = Threads()
 """The scheduler that everything uses unless a test hands it another."""

@@ -133,7 +133,8 @@ class RouteError(_SystemError):
     """No backend that the caller allows accepts the request.
 
     `refusals` holds every failed condition of every backend that was considered. `backend` is the one that `require=` or the
-    settings left, or None where both were open.
+    settings left, or None where both were open. `receipt` is None where nothing has moved. It is there where the kernel's counters
+    deny afterwards that bytes went the way that was asked for: the buffer's contents are undefined then.
     """
 
     def __init__(
@@ -143,10 +144,11 @@ class RouteError(_SystemError):
         *,
         filename: str | None = None,
         backend: str | None = None,
+        receipt: Any = None,
     ) -> None:
         super().__init__(message, _errno.EOPNOTSUPP, filename)
         self.refusals = tuple(refusals)
-        self.backend = backend
+        self.backend, self.receipt = backend, receipt
 
 
 class FileError(_SystemError):

@@ -546,21 +546,43 @@ os.unlink = unlink
     assert os.listdir(tmp_path) == ["s"]
 
 
-def test_who_asks_again_after_a_while_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = """
-import signal, os, time
+@pytest.mark.parametrize("last", ["time.sleep(60)", "sys.exit(0)"])
+def test_a_command_that_does_not_end_in_its_time_is_ended(last: str) -> None:
+    """Also where it hangs in what the interpreter does at its own end."""
+    code = f"""
+import atexit, os, signal, sys, time
 from nobounce.cli import ending
 ending.GRACE_SECONDS = 0.0
+atexit.register(time.sleep, 60)
 with ending.orderly():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
     except ending.Ended:
-        time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        {last}
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-    assert done.returncode == -signal.SIGTERM
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert (done.returncode, done.stderr) == (143, "nobounce: ended by SIGTERM\n")
+
+
+def test_a_signal_that_was_an_answer_ends_nothing() -> None:
+    code = """
+import os, signal, time
+from nobounce.cli import ending
+ending.GRACE_SECONDS = 0.0
+with ending.orderly():
+    for _ in range(2):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except ending.Ended:
+            ending.resume()
+    time.sleep(1.5)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_handlers_are_put_back_and_on_other_threads_none_is_set() -> None:

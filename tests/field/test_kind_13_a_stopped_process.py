@@ -36,17 +36,22 @@ def start(data: Path, code: str = PROGRAM) -> subprocess.Popen[str]:
     return child
 
 
-def test_a_stopped_process_shows_its_statistics(data: Path) -> None:
+@pytest.mark.parametrize("form", ["--json", "--now"])
+def test_a_stopped_process_shows_its_statistics_and_is_said_to_be_stopped(data: Path, form: str) -> None:
     with start(data) as child:
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
         try:
-            command = [sys.executable, "-m", "nobounce", "stats", "-p", str(child.pid), "--now", "--json"]
+            command = [sys.executable, "-m", "nobounce", "stats", "-p", str(child.pid), "--now", form]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         finally:
             child.kill()
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stderr)["total"]["fallback_bytes"] == NBYTES
+    if form == "--json":
+        assert json.loads(done.stderr)["total"]["fallback_bytes"] == NBYTES
+    else:
+        assert done.stderr.startswith(f"nobounce stats: process {child.pid} is stopped: ")
+        assert f"Total Fallback read size (B): {NBYTES}\n" in done.stderr
 
 
 def test_a_process_that_has_ended_is_said_to_be_gone(data: Path) -> None:

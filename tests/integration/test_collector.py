@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from capabilities import as_nobody, nobody_command
+from capabilities import as_nobody, need, nobody_command
+from nobounce.errors import FileError
 from nobounce.observe import collect, export
 from nobounce.observe.collect import MOST_WAITING, Collector
 from watched import NBYTES, watched
@@ -133,6 +135,27 @@ def test_what_proves_itself_but_makes_no_sense_is_left_out_and_counted() -> None
         assert collector.missed == 2
 
 
+DROPPING = """
+import os, sys
+from nobounce.config import Settings
+from nobounce.observe import export
+from nobounce.observe.counters import Counters
+print("ready", flush=True)
+sys.stdin.readline()
+os.setuid(65534)
+memory, fd = export.make_memory()
+Counters(Settings(), memory)
+export.introduce(fd, os.environ["NOBOUNCE_STATS_COLLECTOR"])
+"""
+
+
+def test_a_program_that_gives_up_root_is_counted(data: Path) -> None:
+    need("root")
+    with watched(data, program=DROPPING) as program:
+        pass
+    assert len(program.told["processes"]) == 1
+
+
 NONSENSE = """
 import os, sys
 from nobounce.observe import export
@@ -197,3 +220,14 @@ def test_without_a_thread_the_collector_takes_in_at_its_end(monkeypatch: pytest.
         os.close(fd)
         collector.finish()
         assert collector.missed == 1
+
+
+def test_a_collector_that_gets_no_socket_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "none left")
+
+    monkeypatch.setattr(socket, "socketpair", none_left)
+    with pytest.raises(
+        FileError, match="the socket of the collector, NOBOUNCESTATS-.*: cannot listen: .*EMFILE"
+    ):
+        Collector()

@@ -272,6 +272,25 @@ def test_stats_p_now_gives_one_snapshot(data: Path) -> None:
     assert json.loads(done.stderr)["total"]["fastpath_bytes"] == KIB64
 
 
+def test_stats_p_ends_with_the_process_also_where_pidfd_open_is_refused(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from nobounce.cli.main import app
+
+    with program(data) as child:
+
+        def refused(pid: int) -> int:
+            child.kill()
+            raise PermissionError(1, "a container's filter")
+
+        monkeypatch.setattr(os, "pidfd_open", refused)
+        done = CliRunner().invoke(app, ["stats", "-p", str(child.pid), "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stderr)["total"]["fastpath_bytes"] == KIB64
+
+
 def test_stats_p_watches_until_the_end_and_adds_processes_up(data: Path) -> None:
     with (
         program(data) as one,

@@ -13,12 +13,15 @@ from nobounce.checks.findings import Finding, VerdictName
 from nobounce.checks.machine import Machine
 from nobounce.errors import errno_name
 from nobounce.facts.block import BlockNode, legs, queue_limits, stacks_of, summary
+from nobounce.facts.extents import IndirectRange, indirect_in
 from nobounce.facts.file import examine
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import MOUNTINFO, Source
 from nobounce.facts.sysfs import text
 from nobounce.facts.types import FileFacts, FileSystemFacts
 
+LARGEST = 1 << 30
+"""Bytes of a file, from its start, that a check judges."""
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre", "beegfs", "9p", "afs"})
 
 
@@ -30,6 +33,8 @@ class Look:
     facts: FileFacts | None
     findings: tuple[Finding, ...] = ()
     stacks: tuple[BlockNode, ...] = ()
+    indirect: tuple[IndirectRange, ...] = ()
+    """Of the first LARGEST bytes, those that the file system reads through the page cache."""
     without: VerdictName | None = None
 
 
@@ -47,11 +52,21 @@ def look(machine: Machine, path: str) -> Look:
             facts = examine(source, fd, path=path, trial=True)
             if facts.dio_offset_align is None and facts.direct_fd == "ok" and not facts.filesystem.memory:
                 facts = dataclasses.replace(facts, direct_probe=_probe(source, fd, path))
+            indirect = _indirect(source, fd, facts) if facts.direct_probe == "yes" else ()
     except OSError as e:
         return _unopened(source, path, e, "open")
     stacks = stacks_of(source, facts)
     facts = dataclasses.replace(facts, block=summary(stacks))
-    return Look(path, facts, tuple(_findings(source, facts, stacks)), tuple(stacks))
+    return Look(path, facts, tuple(_findings(source, facts, stacks)), tuple(stacks), indirect)
+
+
+def _indirect(source: Source, fd: int, facts: FileFacts) -> tuple[IndirectRange, ...]:
+    nbytes = min(facts.nbytes, LARGEST)
+    try:
+        found = source.probe("indirect", (facts.path,), lambda: [list(r) for r in indirect_in(fd, 0, nbytes)])
+    except OSError:
+        return ()
+    return tuple(IndirectRange(*each) for each in found)
 
 
 def _probe(source: Source, fd: int, path: str) -> Any:

@@ -10,27 +10,29 @@ from dataclasses import replace
 
 from nobounce.checks.conditions import DeviceView, settle
 from nobounce.checks.cures import Others, choose, nowhere
-from nobounce.checks.files import Look
+from nobounce.checks.files import LARGEST, Look
 from nobounce.checks.findings import Finding, Layer, Verdict, VerdictName, by_layer
 from nobounce.checks.machine import Machine
 from nobounce.checks.pairs import block_findings, pair_findings
 from nobounce.errors import RouteError
+from nobounce.facts.extents import IndirectRange
 from nobounce.facts.types import FileFacts
 from nobounce.route.judge import judge
-from nobounce.route.scores import UNREPORTED_ALIGN, hard_refusals, score_fallback
+from nobounce.route.scores import UNREPORTED_ALIGN, hard_refusals, range_refusals, score_fallback
 from nobounce.route.types import DirectFacts, MemoryFacts, MemoryKind, Refusal, Request
 
 ADDRESS = 1 << 30
 """Where the imagined buffer lies: aligned for anything."""
-LARGEST = 1 << 30
 
 LAYER_OF: dict[str, Layer] = {
     "block-stack": "block",
+    "encoded-extent": "file",
     "ext4-journal": "file system",
     "fallback-disabled": "settings",
     "fastpath-disabled": "settings",
     "file-kind": "file",
     "file-system": "file system",
+    "inline-extent": "file",
     "memory-file-system": "file system",
     "memory-kind": "device",
     "no-direct-descriptor": "file",
@@ -40,7 +42,13 @@ LAYER_OF: dict[str, Layer] = {
 }
 
 
-def read_request(machine: Machine, facts: FileFacts, direct: DirectFacts, device: str) -> Request:
+def read_request(
+    machine: Machine,
+    facts: FileFacts,
+    direct: DirectFacts,
+    device: str,
+    indirect: tuple[IndirectRange, ...] = (),
+) -> Request:
     """The request that a check judges: the file from its start, of a size that is aligned, into aligned memory."""
     grain = max(facts.dio_offset_align or UNREPORTED_ALIGN, direct.min_offset_align)
     nbytes = max(1, min(facts.nbytes, LARGEST))
@@ -53,6 +61,7 @@ def read_request(machine: Machine, facts: FileFacts, direct: DirectFacts, device
         settings=machine.settings,
         file_offset=0,
         nbytes=nbytes,
+        indirect=indirect,
     )
 
 
@@ -87,13 +96,13 @@ def verdict_for(machine: Machine, seen: Look, view: DeviceView, others: Others =
             best, worst_direct = _both(best, worst_direct, unseen + between)
         else:
             best, worst_direct = _both(best, worst_direct, block + between)
-    at_best = read_request(machine, facts, best, view.name)
-    at_worst = read_request(machine, worst_facts, worst_direct, view.name)
+    at_best = read_request(machine, facts, best, view.name, seen.indirect)
+    at_worst = read_request(machine, worst_facts, worst_direct, view.name, seen.indirect)
     name, low = outcome(at_best), outcome(at_worst)
     if name != low:
         doubts = tuple(f for f in findings if f.decides and f.answer == "unknown")
         return _verdict(machine, seen, view, "unknown", findings, doubts, others)
-    refusals = [] if name == "fastpath" else hard_refusals(at_best)
+    refusals = [] if name == "fastpath" else hard_refusals(at_best) or range_refusals(at_best)
     if name == "impossible":
         refusals += score_fallback(at_best).refusals
     decided = _explain(refusals, findings, facts)

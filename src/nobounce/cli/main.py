@@ -23,7 +23,7 @@ from nobounce.cli import (
     topology,
     trace,
 )
-from nobounce.cli.output import checked, complain
+from nobounce.cli.output import checked
 from nobounce.cli.usage import ProgramVerb, Verb, Verbs
 
 app = typer.Typer(
@@ -78,7 +78,7 @@ def main() -> None:
         asked = _interrupt_behind(e)
         if asked is None:
             sys.exit(checked("", e.code if isinstance(e, SystemExit) and isinstance(e.code, int) else 0))
-        complain(f"nobounce: {ending.words(asked)}")  # before a verb has begun
+        ending.tell(asked)  # before a verb has begun
         sys.exit(ending.code(asked))
 
 

@@ -103,13 +103,14 @@ def run(
     stderr unless it is "stdout". Results that could not be printed are an error, a reader that has gone is none. `failed` is
     the exit code of errors that are not of usage.
     """
+    ending.begin(verb)
     try:
         code = action()
     except (NobounceError, OSError, MemoryError) as e:
         tell(verb, _ours(e), as_json, results)
         code = USAGE if isinstance(e, ArgumentError | ConfigError) else failed
     except KeyboardInterrupt as e:
-        complain(f"nobounce {verb}: {ending.words(e)}")
+        ending.tell(e)
         return ending.code(e)
     return checked(verb, code, results, failed)
 

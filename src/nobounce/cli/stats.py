@@ -117,11 +117,13 @@ class _Session:
         return self._end(parts, code, (parts, kernel, disks) if self.verify else None)
 
     def attach(self, pids: list[int], now: bool) -> int:
-        from nobounce.observe.attach import attach
+        from nobounce.observe.attach import attach, is_stopped
         from nobounce.observe.verify import device_io
 
         with contextlib.ExitStack() as stack:
             attached = [stack.enter_context(attach(pid)) for pid in dict.fromkeys(pids)]
+            for pid in [a.pid for a in attached if self.form == "text" and is_stopped(a.pid)]:
+                complain(f"nobounce stats: process {pid} is stopped: it moves nothing until SIGCONT")
             self._sample(attached)
             before, disks = dict(self._pairs), device_io() if self.verify else {}
             try:
@@ -132,6 +134,7 @@ class _Session:
             except KeyboardInterrupt as e:  # Ctrl-C is how one asks for the report
                 if not ending.by_ctrl_c(e):
                     raise
+                ending.resume()
             self._sample(attached)
             parts = [a.read() for a in attached]
         if not self.verify:
@@ -261,18 +264,26 @@ class _Session:
 
 def _until_gone(attached: list[Attached], pause: float) -> Iterator[None]:
     """Once a `pause` until every process has ended."""
+    import select
+
+    from nobounce.observe.attach import has_ended
+
     handles: list[int] = []
+    others: list[int] = []
     try:
         for one in attached:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 handles.append(os.pidfd_open(one.pid))
-        while handles:
-            import select
-
+            except ProcessLookupError:
+                continue
+            except OSError:  # a container's filter, or no descriptor left
+                others.append(one.pid)
+        while handles or others:
             ready, _, _ = select.select(handles, [], [], pause)
             for fd in ready:
                 handles.remove(fd)
                 os.close(fd)
+            others = [pid for pid in others if not has_ended(pid)]
             yield
     finally:
         for fd in handles:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
+
+from nobounce.facts.extents import IndirectCode
 
 _MOST_ERRNO = 4095  # MAX_ERRNO of include/linux/err.h
 
@@ -83,7 +85,12 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_text, value))
 
 
+def _extents(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_EXTENT, value))
+
+
 _PAIR = _row(_count, _count)
+_EXTENT = _row(_size, _size, lambda code: code in get_args(IndirectCode))
 
 _SHAPES: dict[str, Callable[[Any], bool]] = {
     "read": _bytes,
@@ -109,6 +116,8 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "probe:dkms_status": _text,
     "probe:glob": _texts,
     "probe:groups": _texts,
+    "probe:indirect": _extents,
+    "probe:inode_flags": _align,
     "probe:kallsyms": _row(_flag, _flag),
     "probe:kernel_config": _texts,
     "probe:kfd_version": _PAIR,

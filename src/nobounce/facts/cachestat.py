@@ -41,11 +41,21 @@ class _Counts(ctypes.Structure):
 def cached_nbytes(fd: int, file_offset: int, nbytes: int) -> int:
     """Bytes of the range that the page cache holds, counted in pages. Raises OSError: ENOSYS before Linux 6.5, EPERM for a
     file that the caller neither owns nor may write, EOPNOTSUPP on hugetlbfs."""
+    return int(_counts(fd, file_offset, nbytes).cached) * _PAGE
+
+
+def dirty_nbytes(fd: int, file_offset: int, nbytes: int) -> int:
+    """Bytes of the range that are still to be written to the disk, in pages. Raises as `cached_nbytes` does."""
+    counts = _counts(fd, file_offset, nbytes)
+    return int(counts.dirty + counts.writeback) * _PAGE
+
+
+def _counts(fd: int, file_offset: int, nbytes: int) -> _Counts:
     counts = _Counts()
     if _syscall(_SYS_CACHESTAT, fd, ctypes.byref(_Range(file_offset, nbytes)), ctypes.byref(counts), 0):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    return int(counts.cached) * _PAGE
+    return counts
 
 
 def mapped_nbytes(fd: int, file_offset: int, nbytes: int) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
-from typing import Literal
+from typing import Any, Literal
 
+from nobounce.facts.extents import inode_flags
 from nobounce.facts.filesystem import filesystem_of
 from nobounce.facts.source import Source
 from nobounce.facts.types import FileFacts, FileKind
@@ -19,6 +21,8 @@ _KINDS: dict[int, FileKind] = {
     stat.S_IFCHR: "char",
     stat.S_IFSOCK: "socket",
 }
+_FLAGGED = frozenset({"btrfs", "ext2", "ext3", "ext4"})
+"""File systems whose inode flags decide what a direct write is."""
 _ACCESS: dict[int, Literal["r", "w", "rw"]] = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 
 
@@ -32,6 +36,11 @@ def examine(source: Source, fd: int, *, path: str | None = None, trial: bool = F
     kind = _KINDS.get(stat.S_IFMT(found.mode), "other")
     code = source.open_direct(fd, label) if trial and kind in ("regular", "block") else None
     mode = source.probe("access_mode", (label,), lambda: fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE)
+    system = filesystem_of(source, found, label)
+    flags: Any = None
+    if kind == "regular" and system.fstype in _FLAGGED:
+        with contextlib.suppress(OSError):
+            flags = source.probe("inode_flags", (label,), lambda: inode_flags(fd))
     return FileFacts(
         path=path,
         kind=kind,
@@ -48,5 +57,6 @@ def examine(source: Source, fd: int, *, path: str | None = None, trial: bool = F
         access_mode=_ACCESS.get(mode, "r") if isinstance(mode, int) else "r",
         direct_fd="unknown" if code is None else "refused" if code else "ok",
         direct_errno=code or None,
-        filesystem=filesystem_of(source, found, label),
+        filesystem=system,
+        inode_flags=flags if isinstance(flags, int) else None,
     )

@@ -100,5 +100,8 @@ def sample(fd: int, file_offset: int, nbytes: int) -> Residency:
 
 
 def drop(fd: int, file_offset: int = 0, nbytes: int = 0) -> None:
-    """Ask the kernel to let go of clean pages of a range (0: to the end)."""
-    os.posix_fadvise(fd, file_offset, nbytes, os.POSIX_FADV_DONTNEED)
+    """Ask the kernel to let go of clean pages of a range (0: to the end), of the pages at its edges too, which
+    POSIX_FADV_DONTNEED keeps where the range covers them in part."""
+    first = file_offset // _PAGE * _PAGE
+    last = -(-(file_offset + nbytes) // _PAGE) * _PAGE
+    os.posix_fadvise(fd, first, last - first if nbytes else 0, os.POSIX_FADV_DONTNEED)

@@ -5,26 +5,35 @@ thread's own read_bytes by its size and left no page behind: a cold buffered rea
 Where the kernel will not count pages (a file of somebody else's, Linux before 6.5), sampling would start reading the very page
 in question, so the block is read a second time instead: what the first read left in the page cache, the second gets from
 there, and the counter stands still.
+
+Where the counter stands still and no page is there either (FUSE, which asks a process), nothing can be counted.
+
+The block is the first that a disk has to be asked for: of holes nothing is read, and compressed extents prove nothing of plain
+ones (facts/extents.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
-from typing import Literal
 
+from nobounce.facts.extents import WINDOW, extents
 from nobounce.facts.pagecache import counted
 from nobounce.facts.threadio import thread_io
+from nobounce.facts.types import DirectProbe
 
 BLOCK = 4096
 
 
-def probe_direct(direct_fd: int) -> Literal["yes", "no", "unknown"]:
-    """Read the first 4 KiB through `direct_fd` (opened O_DIRECT) and see what the kernel counted.
+def probe_direct(direct_fd: int) -> DirectProbe:
+    """Read 4 KiB through `direct_fd` (opened O_DIRECT) and see what the kernel counted.
 
-    "unknown" for an empty or unreadable file and where the kernel does not count. Never raises.
+    "unknown" for an empty or unreadable file and where the kernel does not count for this process; "uncounted" where it does not
+    count reads of this file system. Never raises.
     """
-    cached_before = counted(direct_fd, 0, BLOCK).resident_bytes
+    place = _place(direct_fd)
+    cached_before = counted(direct_fd, place, BLOCK).resident_bytes
     if thread_io() is None:
         return "unknown"
     try:
@@ -35,21 +44,37 @@ def probe_direct(direct_fd: int) -> Literal["yes", "no", "unknown"]:
         block[0] = 0  # btrfs serves untouched memory from the page cache
         try:
             for _ in range(1 if cached_before is not None else 2):
-                fetched = _fetched(direct_fd, block)
+                fetched = fetches(direct_fd, block, place)
                 if not fetched:
-                    return "unknown" if fetched is None else "no"
+                    break
         except OSError:
             return "no"
+    if fetched is None:
+        return "unknown"
     if cached_before is None:
-        return "yes"
-    cached_after = counted(direct_fd, 0, BLOCK).resident_bytes
+        return "yes" if fetched else "no"
+    cached_after = counted(direct_fd, place, BLOCK).resident_bytes
+    if not fetched:
+        return "uncounted" if cached_before == cached_after == 0 else "no"
     return "yes" if cached_after is not None and cached_after <= cached_before else "no"
 
 
-def _fetched(direct_fd: int, block: mmap.mmap) -> bool | None:
-    """Whether a read made the kernel fetch as much as it returned; None where it returned nothing or nobody counted."""
+def _place(fd: int) -> int:
+    """Where the first block lies that an O_DIRECT read should fetch from a disk; 0 where FIEMAP does not tell."""
+    with contextlib.suppress(OSError):
+        for extent in extents(fd, 0, WINDOW):
+            if extent.is_plain and extent.file_offset % BLOCK == 0:
+                return extent.file_offset
+    return 0
+
+
+def fetches(direct_fd: int, block: mmap.mmap, file_offset: int) -> bool | None:
+    """Whether reading a block makes the kernel fetch as much as it returns; None where it returns nothing or nothing is counted.
+
+    A direct read fetches whatever the page cache holds; one that the page cache serves does not. Raises OSError.
+    """
     before = thread_io()
-    moved = os.preadv(direct_fd, [block], 0)
+    moved = os.preadv(direct_fd, [block], file_offset)
     after = thread_io()
     if moved == 0 or before is None or after is None:
         return None

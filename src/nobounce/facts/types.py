@@ -8,6 +8,7 @@ from typing import Literal
 FileKind = Literal["regular", "block", "directory", "fifo", "char", "socket", "other"]
 Journal = Literal["ordered", "journal", "writeback", "none", "unknown"]
 Known = Literal["yes", "no", "unknown"]
+DirectProbe = Literal["yes", "no", "uncounted", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ class FileFacts:
 
     `dio_*_align` is None where the kernel does not report it and 0 where it reports that there is no direct I/O.
     `direct_fd` says whether an O_DIRECT descriptor could be opened; `direct_probe` whether an aligned read through it was
-    really direct (asked only where statx does not say). `block` is looked up only for devices whose direct path is P2P.
+    really direct (asked only where statx does not say; "uncounted": the kernel counts no reads of this file system). `block` is
+    looked up only for devices whose direct path is P2P. `inode_flags` are FS_*_FL of ioctl_iflags(2) where writes depend on them. A `sparse`
+    file has holes or ranges that were never written.
     """
 
     path: str | None
@@ -72,8 +75,10 @@ class FileFacts:
     direct_fd: Literal["ok", "refused", "unknown"]
     direct_errno: int | None
     filesystem: FileSystemFacts
-    direct_probe: Literal["yes", "no", "unknown"] = "unknown"
+    direct_probe: DirectProbe = "unknown"
     block: BlockFacts | None = None
+    inode_flags: int | None = None
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

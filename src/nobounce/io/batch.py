@@ -26,9 +26,9 @@ from nobounce.io.batch_table import BatchEvent, BatchResult, positions
 from nobounce.io.engine import engine_for
 from nobounce.io.prepare import in_order
 from nobounce.io.receipt import Receipt
-from nobounce.io.uninterrupted import GivenUp, uninterrupted
 from nobounce.route.many import INVALID, REFUSED
 from nobounce.route.types import Cache, Op, Require
+from nobounce.uninterrupted import GivenUp, uninterrupted
 
 if TYPE_CHECKING:
     import numpy as np

@@ -35,10 +35,10 @@ from nobounce.io.batch_threads import Outcome
 from nobounce.io.engine import Engine
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk
-from nobounce.io.uninterrupted import GivenUp
 from nobounce.io.worker import RETRIED
 from nobounce.route import many
 from nobounce.route.judge import DIRECT
+from nobounce.uninterrupted import GivenUp
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,8 +200,13 @@ class Driver:
         good = slots if full.all() else slots[full]
         if len(good):
             for group, part in self._by_group(good):
-                self._moved.whole(group, part)
-                self._ended(group, part, COMPLETE)
+                served = self._moved.whole(group, part)
+                if len(served) and group.target.only_direct:
+                    part = part[[slot not in served for slot in part.tolist()]]
+                    for slot in served.tolist():
+                        self._refuted(group, slot)
+                if len(part):
+                    self._ended(group, part, COMPLETE)
         if len(good) != len(slots):
             for slot, result in zip(slots[~full].tolist(), results[~full].tolist(), strict=True):
                 self._odd(slot, result)
@@ -232,8 +237,11 @@ class Driver:
         if moved:
             self.tally.short()
         if group.op == "read" and not code and (moved == 0 or file_offset + moved >= _size(target.direct_fd)):
-            self._moved.all_there_is(group, slot, moved)
-            self._ended_one(group, slot, COMPLETE)
+            served = self._moved.all_there_is(group, slot, moved)
+            if served and group.target.only_direct:
+                self._refuted(group, slot)
+            else:
+                self._ended_one(group, slot, COMPLETE)
             return
         moved -= moved % target.align  # an unaligned place to go on from would fail for ever
         backend, reason = ("fastpath", DIRECT)
@@ -247,6 +255,15 @@ class Driver:
         self._lanes.finish(group, slot, moved, rest)
         if backend == "fallback":
             self._lanes.divert(group, int(t.group[slot]))
+
+    def _refuted(self, group: Group, slot: int) -> None:
+        """A request that had to go direct and did not."""
+        t = self.table
+        error = group.denial(int(t.file_offset[slot]), int(t.nbytes[slot]))
+        if error is not None and slot not in self._zombies:
+            t.errno[slot] = errno.EOPNOTSUPP
+            self.results.errors[slot] = error
+        self._ended_one(group, slot, FAILED)
 
     def _outcome(self, out: Outcome) -> None:
         """A request that an I/O thread has ended."""

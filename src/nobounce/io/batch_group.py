@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import Scheduler
 from nobounce.errors import NobounceError, RouteError
 from nobounce.facts.pagecache import counted, residency
 from nobounce.io.engine import Engine
-from nobounce.io.evidence import MIN_NBYTES
+from nobounce.io.evidence import MIN_NBYTES, SERVED, Range, denied, served_by_cache
 from nobounce.io.plan import cached_ranges
-from nobounce.io.prepare import make_request, make_target, memory_of, ring_for
+from nobounce.io.prepare import make_request, make_target, memory_of, ring_for, with_indirect
 from nobounce.io.strategy import URING_NBYTES, one_of_many
-from nobounce.io.target import Chunk, cut
+from nobounce.io.target import Chunk, Piece, cut
 from nobounce.route import many
 from nobounce.route.judge import DIRECT, judge
 from nobounce.route.types import Cache, CachedRange, Op, Refusal, Request, Require
@@ -45,8 +46,12 @@ class Group:
         self.file, self.view, self.op = file, view, op
         self.file_offset, self.nbytes, self.buffer_offset = where
         whole = make_request(file, op, memory_of(view), view.device, (0, 0, 0), require, cache)
-        self.request: Request = whole
-        self.answer = many.judge_many(whole, *where, cached=self._cached())
+        hull = max(0, int(self.file_offset.min())) if len(self.nbytes) else 0
+        end = int(self.file_offset.max()) + int(self.nbytes.max()) if len(self.nbytes) else 0
+        self.request: Request = with_indirect(file, whole, hull, end - hull)
+        self.answer = many.judge_many(self.request, *where, cached=self._cached())
+        self.answer = dataclasses.replace(self.answer, reason_list=(*self.answer.reason_list, SERVED))
+        self.served_reason = len(self.answer.reason_list) - 1
         kinds = self.answer.kinds
         self.scheduler: Scheduler = pool.scheduler
         self._lock = pool.scheduler.lock()
@@ -66,6 +71,11 @@ class Group:
             self._cold: list[CachedRange] | None = None
             self.direct_nbytes = int(self.nbytes[kinds == many.DIRECT].sum())
             self.watch = self.direct_nbytes >= MIN_NBYTES
+            self.checked = direct and not self.target.vouched and op == "read"
+            """Whether each read is checked against the page cache as it ends."""
+            self._before: dict[Range, int] = {}
+            self.denied_nbytes = 0
+            """Bytes that `finish` found not to have gone direct."""
             self.span = self._span()
             self.resident_before: int | None = None
             self.grew = False
@@ -74,6 +84,10 @@ class Group:
         except BaseException:
             self.release()
             raise
+
+    def _direct_ranges(self) -> list[Range]:
+        direct = self.answer.kinds == many.DIRECT
+        return list(zip(self.file_offset[direct].tolist(), self.nbytes[direct].tolist(), strict=True))
 
     def _span(self) -> tuple[int, int]:
         moving = (self.answer.kinds != many.INVALID) & (self.answer.kinds != many.REFUSED)
@@ -172,6 +186,45 @@ class Group:
             return None
         return counted(self.target.buffered_fd, *self.span).resident_bytes
 
+    # what the kernel denies
+
+    def note_before(self) -> None:
+        """Before the requests start: what the page cache holds of each, where each is checked."""
+        if self.checked:
+            fd = self.target.buffered_fd
+            for place in zip(self.file_offset.tolist(), self.nbytes.tolist(), strict=True):
+                if place[0] >= 0 < place[1]:
+                    self._before[place] = counted(fd, *place).resident_bytes or 0
+
+    def served(self, file_offset: int, nbytes: int) -> bool:
+        """Whether bytes that were read directly came from the page cache all the same: pages of them have appeared, and a direct
+        read of one does not reach a disk."""
+        t, place = self.target, (file_offset, nbytes)
+        now = counted(t.buffered_fd, *place).resident_bytes or 0
+        if now <= self._before.get(place, 0):
+            return False
+        found = served_by_cache(t.buffered_fd, t.direct_fd, [place], t.align)
+        if found:
+            self.file._extents.learn(t.buffered_fd, found)
+        return bool(found)
+
+    def checked_pieces(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces, those that the page cache served counted as fallback's."""
+        if not self.checked:
+            return pieces
+        return [
+            p._replace(backend="fallback", reason=SERVED)
+            if p.backend == "fastpath" and self.served(p.file_offset, p.nbytes)
+            else p
+            for p in pieces
+        ]
+
+    def denial(self, file_offset: int, nbytes: int) -> RouteError | None:
+        """What a request ends with whose bytes the page cache served, where that is an error."""
+        if not self.target.only_direct:
+            return None
+        return denied(self.target, file_offset, nbytes, [(file_offset, nbytes)])
+
     def failed_directly(self, code: int) -> None:
         """Remember that the direct path failed for this file on this device (hipFile J-17)."""
         self.direct_errno = code
@@ -191,7 +244,11 @@ class Group:
         try:
             self.target.drop_cold(self._cold or ())
             if self.watch:
-                after = self.resident()
-                self.grew = self.resident_before is None or after is None or after > self.resident_before
+                before, after = self.resident_before, self.resident()
+                self.grew = before is None or after is None or after > before
+                if self.grew and self.op == "read" and not self.checked:
+                    t = self.target
+                    found = served_by_cache(t.buffered_fd, t.direct_fd, self._direct_ranges(), t.align)
+                    self.denied_nbytes = sum(nbytes for _, nbytes in found)
         finally:
             self.release()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nobounce.clock import Scheduler
 from nobounce.facts.threadio import thread_io
-from nobounce.io.evidence import MIN_NBYTES
+from nobounce.io.evidence import MIN_NBYTES, SERVED
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment
 from nobounce.io.target import Piece
 from nobounce.route.judge import DIRECT
@@ -54,6 +54,9 @@ class Tally:
         self._thread = 0
         self._direct = [0, 0]
         self._short = 0
+        self.hole_nbytes = 0
+        """Of the direct bytes read, those that no disk was asked for."""
+        self._holes_before = 0
 
     # what moves
 
@@ -78,6 +81,14 @@ class Tally:
                 self.direct(group, p.nbytes, p.file_offset, p.buffer_offset)
             else:
                 self._add(p.backend, p.reason, p.relayed, p.nbytes, p.file_offset, p.buffer_offset)
+
+    def _deny(self, nbytes: int) -> None:
+        """Bytes that were counted as direct came from the page cache."""
+        direct = self._sums["fastpath", DIRECT.code, False]
+        nbytes = min(nbytes, direct.nbytes)
+        direct.nbytes -= nbytes
+        self._moved -= nbytes
+        self._add("fallback", SERVED, False, nbytes, direct.file_offset, direct.buffer_offset)
 
     def short(self) -> None:
         """A direct transfer fell short: the kernel may have counted up to a page more."""
@@ -106,13 +117,14 @@ class Tally:
         if not self._open:
             self._open = self._sound = True
             self._direct = [0, 0]
-            self._short = 0
+            self._short, self._holes_before = 0, self.hole_nbytes
             self._watched = sum(g.direct_nbytes for g in groups) >= MIN_NBYTES
             self._thread = threading.get_ident()
             self._before = thread_io() if self._watched else None
             if not self._started_at:
                 self._started_at = now
         for group in groups:
+            group.note_before()
             if self._watched and group.direct_nbytes:
                 group.watch = True
                 group.resident_before = group.resident()
@@ -127,6 +139,8 @@ class Tally:
     def group_done(self, group: Group) -> None:
         if group.watch and group.grew:
             self._sound = False
+        if group.denied_nbytes:
+            self._deny(group.denied_nbytes)
 
     def end(self, metered: tuple[int, int] | None, scheduler: Scheduler) -> None:
         """Nothing is under way any more; `metered` is what the I/O threads' counters moved by (None: not known)."""
@@ -148,6 +162,8 @@ class Tally:
         slack = PAGE * (self._short + 1)
         for column, direct in enumerate(self._direct):
             moved = after[column] - self._before[column] + metered[column]
+            if column == 0:
+                direct -= self.hole_nbytes - self._holes_before
             if direct and not direct <= moved <= direct + slack:
                 return False
         return True
@@ -167,6 +183,7 @@ class Tally:
         segments = tuple(
             Segment(backend, s.file_offset, s.buffer_offset, s.nbytes, s.reason, relayed)
             for (backend, _, relayed), s in self._sums.items()
+            if s.nbytes
         )
         return Receipt(
             op="write" if self._requests["write"] and not self._requests["read"] else "read",
@@ -181,6 +198,7 @@ class Tally:
             started_at=self._started_at,
             ended_at=max(self._ended_at, self._started_at),
             notes=tuple(notes),
+            hole_bytes=self.hole_nbytes,
         )
 
 

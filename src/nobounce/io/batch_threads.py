@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from nobounce.errors import DeviceError
 from nobounce.io import fallback
-from nobounce.io.evidence import Meter
+from nobounce.io.evidence import SERVED, Meter
 from nobounce.io.receipt import Retry
 from nobounce.io.target import Chunk, Piece
 from nobounce.io.worker import Worker
@@ -109,7 +109,7 @@ class ThreadLane:
 
     def put(self, items: list[Item]) -> None:
         """Have these carried out."""
-        with self.changed:
+        with self.changed.mutex:
             self._queue.extend(items)
             self.busy += len(items)
             more = max(0, min(self._width, len(self._queue)) - self._workers)
@@ -119,7 +119,7 @@ class ThreadLane:
         try:
             self._engine.submit(_Spell(self, more))
         except (RuntimeError, MemoryError):  # no thread can be started: what none is going to take ends here
-            with self.changed:
+            with self.changed.mutex:
                 self._workers -= more
                 if not self._workers:
                     self._outcomes += [_unbegun(item) for item in self._queue]
@@ -133,14 +133,14 @@ class ThreadLane:
 
     def take(self) -> list[Outcome]:
         """The outcomes that lie ready."""
-        with self.changed:
+        with self.changed.mutex:
             found, self._outcomes = self._outcomes, []
             self.busy -= len(found)
         return found
 
     def withdraw(self, wanted: Callable[[int], bool]) -> list[int]:
         """Take requests that no thread has begun out of the queue again; returns their slots."""
-        with self.changed:
+        with self.changed.mutex:
             gone = [i.slot for i in self._queue if wanted(i.slot)]
             if gone:
                 self._queue = deque(i for i in self._queue if not wanted(i.slot))
@@ -152,14 +152,14 @@ class ThreadLane:
 
         Asked when nothing is under way: waits for threads that are just about to hand their counters in.
         """
-        with self.changed:
+        with self.changed.mutex:
             self.changed.wait_for(lambda: not self._workers)
             found, self.metered = (self.metered[0], self.metered[1]), [0, 0]
             return found if self.meter_usable else None
 
     def wait(self, timeout: float | None) -> None:
         """Until an outcome is ready, or `timeout` seconds."""
-        with self.changed:
+        with self.changed.mutex:
             self.changed.wait_for(lambda: bool(self._outcomes) or not self.busy, timeout)
 
     # what the pool's threads run
@@ -176,12 +176,12 @@ class ThreadLane:
 
     def _exchange(self, done: list[Outcome], meters: dict[str, Meter]) -> list[Item]:
         """Hand outcomes in and take the next request, or the next few that can share a bounce slot."""
-        with self.changed:
+        with self.changed.mutex:
             last = not self._queue
         if last:
             for meter in meters.values():
                 meter.off()
-        with self.changed:
+        with self.changed.mutex:
             claimed: list[Item] = []
             room = 0
             while self._queue:
@@ -267,6 +267,10 @@ def _move(item: Item, meter: Meter) -> Outcome:
                 break
     finally:
         worker.close(item.file_offset + out.done, max(0, item.nbytes - out.done))
+    out.pieces = item.group.checked_pieces(out.pieces)
+    if out.error is None and any(p.reason is SERVED for p in out.pieces):
+        out.error = item.group.denial(item.file_offset, item.nbytes)
+        out.errno = errno.EOPNOTSUPP if out.error is not None else 0
     return out
 
 

@@ -20,6 +20,7 @@ from nobounce import transferend
 from nobounce.buffer import as_buffer
 from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
+from nobounce.facts.extents import ExtentMap, IndirectRange, has_holes
 from nobounce.facts.file import examine
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
@@ -31,6 +32,7 @@ from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, MemoryFacts, MemoryKind, Op, Require, Route
+from nobounce.runtimes.base import DirectIO
 
 _MODES = {
     "r": os.O_RDONLY,
@@ -92,6 +94,9 @@ class File:
         self._in_flight = 0
         self._facts: FileFacts | None = None
         self._block_known = False
+        self._extents = ExtentMap()
+        self._vendors: set[DirectIO] = set()
+        """Direct paths that have prepared the direct descriptor."""
         self._direct_errno: int | None = None
         self.name = name
         self._failed: dict[str, int] = {}
@@ -133,8 +138,7 @@ class File:
     def nbytes(self) -> int:
         """The size now, in bytes (of a block device too)."""
         fd = self.fileno()
-        status = os.fstat(fd)
-        return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
+        return _nbytes(fd, os.fstat(fd))
 
     @property
     def closed(self) -> bool:
@@ -162,6 +166,10 @@ class File:
                 self._fds[flavour] = fd
             return fd
 
+    def _own_descriptor(self) -> int:
+        """One whose position no caller shares; -1 where there is none yet."""
+        return next((fd for name, fd in self._fds.items() if self._owns(name)), -1)
+
     def _owns(self, flavour: str) -> bool:
         """Whether no descriptor of a caller shares this one's state (its read-ahead, for one)."""
         return self._shared != flavour
@@ -178,14 +186,23 @@ class File:
             if fd < 0:
                 known = dataclasses.replace(known, direct_fd="refused", direct_errno=self._direct_errno)
             else:
-                known = dataclasses.replace(known, direct_fd="ok", direct_probe=self._probe(known, fd))
+                sparse = known.kind == "regular" and has_holes(self._own_descriptor())
+                known = dataclasses.replace(
+                    known, direct_fd="ok", direct_probe=self._probe(known, fd), sparse=sparse
+                )
         if block and not self._block_known:
             from nobounce.facts.block import block_facts  # for few: most never ask
 
             known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
             self._block_known = True
         self._facts = known
-        return dataclasses.replace(known, nbytes=self.nbytes)
+        status = os.fstat(self.fileno())
+        sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
+        return dataclasses.replace(known, nbytes=_nbytes(self.fileno(), status), sparse=sparse)
+
+    def _indirect(self, file_offset: int, nbytes: int) -> tuple[IndirectRange, ...]:
+        """Ranges that touch [file_offset, file_offset + nbytes) and that O_DIRECT reads through the page cache."""
+        return self._extents.ranges(self.fileno(), file_offset, nbytes) if nbytes > 0 <= file_offset else ()
 
     def _probe(self, known: FileFacts, fd: int) -> Any:
         if known.dio_offset_align is not None or known.filesystem.memory or known.access_mode == "w":
@@ -348,6 +365,10 @@ class File:
             self._close_descriptors()
 
     def _close_descriptors(self) -> None:
+        direct = self._fds.get("direct", -1)
+        for vendor in self._vendors:
+            vendor.deregister_file(direct)
+        self._vendors.clear()
         for fd in self._fds.values():
             if fd >= 0 and fd != self._borrowed:
                 os.close(fd)
@@ -377,6 +398,10 @@ class File:
 
     def __repr__(self) -> str:
         return f"<nobounce.File {printable(self.name)!r}{' closed' if self._closed else ''}>"
+
+
+def _nbytes(fd: int, status: os.stat_result) -> int:
+    return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
 
 
 def _status_flags(fd: int) -> int:

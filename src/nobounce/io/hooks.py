@@ -57,7 +57,8 @@ class Operation:
 
 class BatchEnds(NamedTuple):
     """Ended requests as arrays of one length: bytes asked for, moved, and of these direct; bits of the backends (1 and 2),
-    indices of the reasons (-1: none of its own), and whether the judge had split the request."""
+    indices of the reasons (-1: none of its own), and whether the judge had split the request. `holes` is the sum of direct bytes
+    that no disk was asked for."""
 
     requested: Any
     done: Any
@@ -65,6 +66,7 @@ class BatchEnds(NamedTuple):
     ways: Any
     reasons: Any
     split: Any
+    holes: int = 0
 
 
 class Observer:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from nobounce.clock import Scheduler
 from nobounce.errors import InternalError, TransferError
+from nobounce.facts.extents import hole_nbytes
 from nobounce.facts.pagecache import counted
 from nobounce.io import hooks
-from nobounce.io.evidence import MIN_NBYTES, Meter
+from nobounce.io.evidence import MIN_NBYTES, SERVED, Meter, Range, denied, served_by_cache
 from nobounce.io.pagecache_dma import GiveBack
 from nobounce.io.plan import cached_ranges
-from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments
+from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments, reassigned
 from nobounce.io.strategy import CACHED_CODES
 from nobounce.io.target import Chunk, Piece, Target
 from nobounce.io.worker import Worker
@@ -42,6 +43,7 @@ class Job:
         fsync: bool = False,
         keep: object = None,
         on_direct_failure: Callable[[int], None] | None = None,
+        on_denial: Callable[[int, list[Range]], None] | None = None,
         progress: Callable[[str, int], None] | None = None,
         stream: int | None = None,
         operation: hooks.Operation | None = None,
@@ -54,13 +56,15 @@ class Job:
         self._file_offset, self._requested, self._fsync = file_offset, requested, fsync
         self._scheduler, self._keep = scheduler, keep
         self._hand_over = hand_over or GiveBack.work
-        self._on_direct_failure, self._progress = on_direct_failure, progress
+        self._on_direct_failure, self._on_denial, self._progress = on_direct_failure, on_denial, progress
         self._on_done: Callable[[Job], None] | None = None
         self._changed = scheduler.condition()
         self._next = self._active = 0
         self._pieces: list[Piece] = []
         self._retries: list[Retry] = []
         self._failure: tuple[int, BaseException] | None = None
+        self._grew: bool | None = None
+        self._denied: list[Range] = []
         self._end: int | None = None
         self.direct_errno: int | None = None
         self._closed = self.done = False
@@ -71,6 +75,7 @@ class Job:
         self._metered, self._meter_usable = 0, True
         self.direct_nbytes = sum(c.nbytes for c in chunks if c.backend == "fastpath")
         self._watch = self.direct_nbytes >= MIN_NBYTES
+        self._look = self._watch or (self.direct_nbytes > 0 and not target.vouched and target.op == "read")
         self._resident_before: int | None = None
         self._cold: list[CachedRange] | None = None
         self.queued_at = scheduler.now()
@@ -100,7 +105,7 @@ class Job:
         self.started_at = self._scheduler.now()
         if self.operation is not None:
             hooks.begin(self.operation, self.started_at)
-        if self._watch:
+        if self._look:
             self._resident_before = self._resident()
         if any(c.backend == "fallback" for c in self._chunks):
             self._note_cold()
@@ -262,6 +267,10 @@ class Job:
                 self.error = self._failure[1]
                 if isinstance(self.error, TransferError):
                     self.error.receipt = self.receipt
+            elif self._denied and self.target.only_direct:
+                self.error = denied(
+                    self.target, self._file_offset, self._requested, self._denied, self.receipt
+                )
         except BaseException as e:
             self.error = e
         self._keep = None
@@ -303,6 +312,16 @@ class Job:
         beyond = sum(s.nbytes for s in segments) - (position - self._file_offset)
         notes = (f"{beyond} bytes beyond the first gap moved too",) if beyond else ()
         direct = sum(s.nbytes for s in kept if s.backend == "fastpath")
+        holes = self._holes(kept)
+        evidence = self._evidence(direct, holes)
+        if self._look and evidence != "kernel":
+            self._denied = self._check(kept, direct - holes)
+        if self._denied:
+            kept = reassigned(kept, self._denied, SERVED)
+            direct = sum(s.nbytes for s in kept if s.backend == "fastpath")
+            holes, evidence = self._holes(kept), "reported" if direct else "none"
+            if self._on_denial is not None:
+                self._on_denial(self.target.buffered_fd, self._denied)
         return Receipt(
             op=self.target.op,
             filename=self.target.filename,
@@ -311,24 +330,44 @@ class Job:
             nbytes=position - self._file_offset,
             segments=tuple(kept),
             retries=tuple(self._retries),
-            evidence=self._evidence(direct),
+            evidence=evidence,
             queued_at=self.queued_at,
             started_at=self.started_at,
             ended_at=self.ended_at,
             synced=self._fsync and self._failure is None,
             notes=notes,
+            hole_bytes=holes,
         )
 
-    def _evidence(self, direct: int) -> Evidence:
+    def _holes(self, segments: list[Segment]) -> int:
+        """Direct bytes that no disk was asked for."""
+        if not self.target.sparse or self.target.op == "write":
+            return 0
+        fd = self.target.seekable_fd
+        return sum(hole_nbytes(fd, s.file_offset, s.nbytes) for s in segments if s.backend == "fastpath")
+
+    def _evidence(self, direct: int, holes: int) -> Evidence:
         if direct == 0:
             return "none"
+        if self._look:
+            before, after = self._resident_before, self._resident()
+            self._grew = None if before is None or after is None else after > before
         if not self._watch or not self._meter_usable or self._failure is not None:
             return "reported"
-        after = self._resident()
-        if self._resident_before is None or after is None or after > self._resident_before:
+        if self._grew is not False:
             return "reported"
         slack = PAGE * (len(self._chunks) + 1)
-        return "kernel" if direct <= self._metered <= direct + slack else "reported"
+        return "kernel" if direct - holes <= self._metered <= direct - holes + slack else "reported"
+
+    def _check(self, segments: list[Segment], fetched: int) -> list[Range]:
+        """Ranges that are said to have gone direct and did not. Looked for where pages appeared, or where the kernel fetched less
+        than it should have."""
+        missing = self._watch and self._meter_usable and self._failure is None and self._metered < fetched
+        if self.target.op == "write" or not (self._grew or missing):
+            return []
+        ranges = [(s.file_offset, s.nbytes) for s in segments if s.backend == "fastpath"]
+        t = self.target
+        return served_by_cache(t.buffered_fd, t.direct_fd, ranges, t.align)
 
     def _resident(self) -> int | None:
         """Counted bytes in the page cache: samples see no growth between them, so they prove nothing."""

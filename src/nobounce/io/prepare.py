@@ -18,7 +18,7 @@ from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
 from nobounce.io.strategy import HOST, STREAM_NBYTES, Call, Destination, Strategy, choose
 from nobounce.io.target import Target, cut
-from nobounce.route.judge import judge
+from nobounce.route.judge import judge, only_direct
 from nobounce.route.scores import UNREPORTED_ALIGN, alignments, file_refusals
 from nobounce.route.types import (
     CACHE,
@@ -196,10 +196,21 @@ def make_request(
     )
     if op == "read":
         exact = size, file_offset, buffer_offset
+        request = with_indirect(file, request, file_offset, size)
         held = look(file, device, exact, require, cache) if held is None else held
         if held is not None:
             request = dataclasses.replace(request, cached=held)
     return request
+
+
+def with_indirect(file: File, request: Request, file_offset: int, nbytes: int) -> Request:
+    """The request of a read, with what the file system reads through the page cache of a range of the file."""
+    if request.file.direct_probe != "yes" and not file._extents.learnt:
+        return request  # statx answers for the whole file, or no byte of it goes direct
+    if request.op != "read" or request.require == "fallback":
+        return request
+    found = file._indirect(file_offset, nbytes)
+    return dataclasses.replace(request, indirect=found) if found or request.indirect else request
 
 
 def make_job(
@@ -248,6 +259,7 @@ def make_job(
         fsync=fsync,
         keep=(file, view),
         on_direct_failure=remember,
+        on_denial=file._extents.learn,
         progress=progress,
         stream=stream,
         operation=operation,
@@ -282,6 +294,11 @@ def make_target(
     """Both ends of a request's transfer, their descriptors opened; `direct` says that the direct one is needed."""
     device = view.device
     runtime = device._runtime
+    vendor = runtime.direct_io() if direct else None
+    if vendor is not None and not vendor.plain:
+        file._vendors.add(vendor)
+        if view.allocation.is_owned:
+            vendor.register_buffer(view.allocation.address, view.allocation.nbytes)
     return Target(
         op=request.op,
         filename=file.name,
@@ -293,7 +310,7 @@ def make_target(
         buffered_fd=file._descriptor("buffered"),
         own_fd=file._owns("buffered"),
         direct_fd=file._descriptor("direct") if direct else -1,
-        direct=runtime.direct_io() if direct else None,
+        direct=vendor,
         align=max(alignments(request)),
         max_nbytes=request.direct.max_nbytes,
         drop_cache=request.cache == "avoid",
@@ -301,6 +318,9 @@ def make_target(
         ring=ring,
         strategy=strategy,
         populate=request.op == "read" and request.file.filesystem.fstype == "btrfs",
+        vouched=request.file.dio_offset_align is not None,
+        sparse=request.file.sparse,
+        only_direct=only_direct(request),
         one_call=one_call,
     )
 

@@ -61,6 +61,9 @@ class Receipt:
     ended_at: float = 0.0
     synced: bool = False
     notes: tuple[str, ...] = field(default=())
+    hole_bytes: int = 0
+    """Of the fastpath bytes of a read, those that the file system answers with zeros without asking a disk: holes, and ranges that
+    were allocated and never written."""
 
     @property
     def seconds(self) -> float:
@@ -111,6 +114,7 @@ class Receipt:
                 for r in self.retries
             ],
             "evidence": self.evidence,
+            "hole_bytes": self.hole_bytes,
         }
 
     def explain(self) -> str:
@@ -137,6 +141,8 @@ class Receipt:
             )
         if self.fastpath_bytes:
             lines.append(f"  evidence for fastpath: {EVIDENCE_TEXT[self.evidence]}")
+        if self.hole_bytes:
+            lines.append(f"  holes: {self.hole_bytes:,} bytes of them are zeros that no disk was asked for")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -176,6 +182,7 @@ def total(receipts: Iterable[Receipt], *, filename: str | None = None) -> Receip
         ended_at=max(p.ended_at for p in parts),
         synced=all(p.synced for p in parts),
         notes=tuple(dict.fromkeys(n for p in parts for n in p.notes)),
+        hole_bytes=sum(p.hole_bytes for p in parts),
     )
 
 
@@ -221,6 +228,31 @@ def merge_segments(parts: Iterable[Moved]) -> tuple[Segment, ...]:
     if first is not None:
         merged.append(_run(first, nbytes))
     return tuple(merged)
+
+
+def reassigned(
+    segments: Iterable[Segment], ranges: Iterable[tuple[int, int]], reason: Reason
+) -> list[Segment]:
+    """The segments, but what fastpath moved of `ranges`, each (file_offset, nbytes), counted as fallback's for `reason`."""
+    found: list[Segment] = []
+    ranges = list(ranges)
+    for s in segments:
+        position, end = s.file_offset, s.file_offset + s.nbytes
+        for start, nbytes in ranges if s.backend == "fastpath" else ():
+            begin, finish = max(position, start), min(end, start + nbytes)
+            if begin >= finish:
+                continue
+            found += [_part(s, position, begin)] if position < begin else []
+            found.append(replace(_part(s, begin, finish), backend="fallback", reason=reason))
+            position = finish
+        found += [_part(s, position, end)] if position < end else []
+    return found
+
+
+def _part(s: Segment, start: int, end: int) -> Segment:
+    return replace(
+        s, file_offset=start, buffer_offset=s.buffer_offset + start - s.file_offset, nbytes=end - start
+    )
 
 
 def _run(first: Moved, nbytes: int) -> Segment:

@@ -20,6 +20,7 @@ from nobounce.io import hooks
 from nobounce.io.fallback import host_flags
 from nobounce.io.receipt import Receipt, Segment
 from nobounce.io.target import Chunk, Target
+from nobounce.route.scores import INDIRECT
 from nobounce.route.types import Reason, Refusal, Request, Route
 from nobounce.runtimes import faults, rawio
 
@@ -119,7 +120,11 @@ def _hard(request: Request, route: Route) -> bool:
     code = route.segments[0].reason.code
     if code in ("cache-use", "required-fallback"):
         return True
-    return not code.endswith("-align") and any(r.code == code for s in route.scores for r in s.refusals)
+    return (
+        not code.endswith("-align")
+        and code not in INDIRECT
+        and any(r.code == code for s in route.scores for r in s.refusals)
+    )
 
 
 def _read(fd: int, ring: Ring, slot: int, nbytes: int, file_offset: int, flags: int) -> int:

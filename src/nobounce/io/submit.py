@@ -15,7 +15,7 @@ from nobounce.errors import ArgumentError, RouteError, TransferError
 from nobounce.io import hooks, params, small
 from nobounce.io.engine import engine_for
 from nobounce.io.params import StreamFlags
-from nobounce.io.prepare import make_job, make_request, memory_of, small_read
+from nobounce.io.prepare import make_job, make_request, memory_of, small_read, with_indirect
 from nobounce.io.quiet import KnownGate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
@@ -132,7 +132,9 @@ def submit(
                     _check_defined(ending, request)
                 ahead.begin(on_done)
                 return ahead
-            again, way = rules.decide(_reread(request, now, given, flags, view))
+            latest = _reread(request, now, given, flags, view)
+            latest = with_indirect(file, latest, latest.file_offset, latest.nbytes)
+            again, way = rules.decide(latest)
             if ending is not None:
                 ending.start = view._address + again.buffer_offset
                 ending.stop = ending.start + again.nbytes

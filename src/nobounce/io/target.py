@@ -90,6 +90,12 @@ class Target:
     relay_fd: int = -1
     """The O_DIRECT descriptor for a relay's own reads and writes; -1 where the file has no direct I/O."""
     relay_align: int = 4096
+    vouched: bool = True
+    """statx answers for the whole file (DIOALIGN); else reads of every size are checked against the page cache."""
+    sparse: bool = False
+    """The file has holes, or ranges that were never written."""
+    only_direct: bool = False
+    """Bytes that turn out not to have gone direct are an error."""
     one_call: bool = False
     """A direct call is made once and its count stands, short or not (hipFile C-19)."""
 
@@ -108,6 +114,11 @@ class Target:
             detail=detail,
             cure=CURES.get(code, ""),
         )
+
+    @property
+    def seekable_fd(self) -> int:
+        """A descriptor whose position no caller shares."""
+        return self.buffered_fd if self.own_fd and self.buffered_fd >= 0 else self.direct_fd
 
     def before_cold(self, cold: Sequence[CachedRange]) -> None:
         """Fallback is about to read ranges that the page cache does not hold, which `drop_cold` takes out of it again.

@@ -104,11 +104,25 @@ def _find(pid: int) -> int | None:
 
 def _own_number(pid: int) -> int:
     """What the process calls itself: in a container another number than here. Raises OSError, also for one that has ended."""
-    with open(f"/proc/{pid}/status", "rb") as f:
-        fields = dict(line.split(b":", 1) for line in f.read().splitlines() if b":" in line)
-    if fields[b"State"].split()[0] in (b"Z", b"X"):
+    fields = _status(pid)
+    if fields[b"State"][0] in (b"Z", b"X"):
         raise ProcessLookupError(errno.ESRCH, "it has ended")
-    return int(fields.get(b"NSpid", b"%d" % pid).split()[-1])
+    return int(fields.get(b"NSpid", [b"%d" % pid])[-1])
+
+
+def _status(pid: int) -> dict[bytes, list[bytes]]:
+    """The words of each line of /proc/PID/status. Raises OSError."""
+    with open(f"/proc/{pid}/status", "rb") as f:
+        lines = [line.partition(b":") for line in f.read().splitlines()]
+    return {name: words.split() for name, _, words in lines}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process was stopped, by a signal or a debugger: it counts nothing until it is continued."""
+    try:
+        return _status(pid)[b"State"][0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 def _why_not(pid: int, error: OSError) -> FileError:
@@ -140,7 +154,14 @@ def _owner(place: str) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the number means no process any more, not even one that this user may not see."""
+    """Whether the process is gone, or has ended and waits for its parent; not where it is only hidden from this user."""
+    try:
+        _own_number(pid)
+        return False
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

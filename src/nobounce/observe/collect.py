@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from nobounce.errors import FormatError
+from nobounce.errors import FileError, FormatError
 from nobounce.observe import export
 from nobounce.observe.attach import Attached, has_ended
 from nobounce.observe.snapshot import Stats
@@ -34,6 +34,7 @@ MOST_WAITING = 64
 BACKLOG = 1024
 MOST_OPEN = 256
 """Descriptors of counters above which those of ended processes are read for the last time and closed."""
+_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 class _Peer(NamedTuple):
@@ -44,7 +45,10 @@ class _Peer(NamedTuple):
 
 
 class Collector:
-    """Waits for the processes of one program to hand over their counters. `address` goes into their environment."""
+    """Waits for the processes of one program to hand over their counters. `address` goes into their environment.
+
+    Raises FileError where no socket can be made.
+    """
 
     def __init__(self) -> None:
         name = f"{export.NAME}-{os.getpid():x}-{secrets.token_hex(8)}"
@@ -53,16 +57,22 @@ class Collector:
         self._secret = secret.encode()
         self._found: list[Attached | Stats] = []
         self._missed = self._unread = 0
-        self._most = min(MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        room, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = MOST_OPEN if room == resource.RLIM_INFINITY else min(MOST_OPEN, room // 4)
         self._enough = self._most
         self._lock = threading.Lock()
         self._waiting: dict[int, _Peer] = {}
         """By descriptor, the oldest first."""
-        self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._listener.bind("\0" + name)
-        self._listener.listen(BACKLOG)
-        self._wake, self._waker = socket.socketpair()
+        with contextlib.ExitStack() as made:
+            try:
+                self._selector = made.enter_context(selectors.DefaultSelector())
+                self._listener = made.enter_context(socket.socket(socket.AF_UNIX, _STREAM))
+                self._listener.bind("\0" + name)
+                self._listener.listen(BACKLOG)
+                self._wake, self._waker = map(made.enter_context, socket.socketpair())
+            except OSError as e:
+                raise FileError.from_oserror(e, f"the socket of the collector, {name}", "listen") from e
+            self._made = made.pop_all()
         for s in (self._listener, self._wake):
             self._selector.register(s, selectors.EVENT_READ)
         self._thread: threading.Thread | None = threading.Thread(
@@ -70,9 +80,8 @@ class Collector:
         )
         try:
             self._thread.start()
-        except (
-            RuntimeError
-        ):  # no further thread may be started: what waits in the queue is taken in at the end
+        except RuntimeError:
+            # No further thread may be started: what waits in the queue is taken in at the end.
             self._thread = None
 
     def _serve(self) -> None:
@@ -190,8 +199,7 @@ class Collector:
         """Finish, and let go of every descriptor."""
         if self._listener.fileno() >= 0:
             self.finish()
-        for s in (self._wake, self._waker, self._selector):
-            s.close()
+        self._made.close()
         for one in self._found:
             if isinstance(one, Attached):
                 one.close()

@@ -95,7 +95,7 @@ class Counters(Places, Observer):
     def ended(self, job: Job) -> None:
         receipt = job.receipt
         segments = () if receipt is None else receipt.segments
-        if receipt is None or job.error is not None or not 0 < len(segments) < 4:
+        if receipt is None or job.error is not None or not 0 < len(segments) < 4 or receipt.hole_bytes:
             self._ended_oddly(job)
             return
         # The common cases, written out: every call and every name looked up is a part of what a transfer pays.
@@ -208,6 +208,7 @@ class Counters(Places, Observer):
             w[at + ASYNC] += 1
             w[at + QUEUED] += max(0, int((receipt.started_at - receipt.queued_at) * 1e9))
         self._odd(w, at, receipt, job.error)
+        w[AT["hole_read_bytes"]] += receipt.hole_bytes
 
     def _odd(self, w: memoryview, at: int, receipt: Receipt, error: BaseException | None) -> None:
         if receipt.retries:
@@ -272,6 +273,7 @@ class Counters(Places, Observer):
             w[AT[f"batch_{op}_bytes"]] += total
             w[AT[f"last_batch_{op}_bytes"]] = total
             w[AT["batch_time_ns"]] += nanoseconds
+            w[AT["hole_read_bytes"]] += ends.holes
             bounced = (ways & 2) != 0
             for backend, chosen, moved in (
                 ("fastpath", ((ways & 1) != 0) | ~bounced, ends.direct),

@@ -92,6 +92,7 @@ GLOBALS = (
     "dropped_flows",
     "dropped_codes",
     "batch_time_ns",
+    "hole_read_bytes",
     "unretrieved_errors",
 )
 """Counters of the process, in their order."""

@@ -1,6 +1,9 @@
 """What this machine can do at most, measured in a moment: disk, host memory, and the link to a device. Bytes per second.
 
 Only what is asked for is touched: an existing file is only read; writing happens in a file of our own, in the folder given.
+
+Memory and descriptors belong to the threads that use them and go with the last one. An interrupt does not wait for threads: a disk
+may hold them for good, and Python 3.11 takes a thread whose join was interrupted for one that has ended.
 """
 
 from __future__ import annotations
@@ -26,23 +29,17 @@ def host_memory(nbytes: int = 256 << 20, seconds: float = 0.4) -> float:
     workers = max(1, min(THREADS, len(os.sched_getaffinity(0))))
     share = nbytes // workers // CHUNK * CHUNK or CHUNK
     pairs = [(_block(share), _block(share)) for _ in range(workers)]
-    try:
-        for a, b in pairs:
-            for block in (a, b):
-                address = ctypes.addressof(ctypes.c_char.from_buffer(block))
-                ctypes.memset(address, 1, share)
+    for a, b in pairs:
+        for block in (a, b):
+            address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+            ctypes.memset(address, 1, share)
 
-        def copy(i: int) -> int:
-            a, b = (ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in pairs[i])
-            ctypes.memmove(a, b, share)
-            return share
+    def copy(i: int) -> int:
+        a, b = (ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in pairs[i])
+        ctypes.memmove(a, b, share)
+        return share
 
-        return _rate(copy, workers, seconds)
-    finally:
-        for a, b in pairs:
-            for block in (a, b):
-                with contextlib.suppress(BufferError):
-                    block.close()
+    return _rate(copy, workers, seconds)
 
 
 def _block(nbytes: int) -> mmap.mmap:
@@ -56,29 +53,40 @@ def _block(nbytes: int) -> mmap.mmap:
 def disk_read(path: str, seconds: float = 0.6) -> float:
     """O_DIRECT reads all over an existing file, several at once; 0 where the file cannot be read so, or is too small."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        file = _Direct(path, os.O_RDONLY)
     except OSError:
         return 0.0
-    try:
-        return _disk(fd, os.lseek(fd, 0, os.SEEK_END), os.preadv, seconds)
-    finally:
-        os.close(fd)
+    return _disk(file, os.lseek(file.fd, 0, os.SEEK_END), os.preadv, seconds)
 
 
 def disk_write(path: str, nbytes: int, seconds: float = 0.6) -> float:
     """O_DIRECT writes into a file of our own, fsync included; 0 where that cannot be done."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+        file = _Direct(path, os.O_WRONLY)
     except OSError:
         return 0.0
-    try:
-        return _disk(fd, nbytes, os.pwritev, seconds, lambda: os.fsync(fd))
-    finally:
-        os.close(fd)
+    return _disk(file, nbytes, os.pwritev, seconds, lambda: os.fsync(file.fd))
+
+
+class _Direct:
+    """A descriptor for O_DIRECT that is closed when nothing holds this any more."""
+
+    fd = -1
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.fd = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.fd >= 0:
+            close(self.fd)
 
 
 def _disk(
-    fd: int, nbytes: int, call: Callable[..., int], seconds: float, after: Callable[[], None] | None = None
+    file: _Direct,
+    nbytes: int,
+    call: Callable[..., int],
+    seconds: float,
+    after: Callable[[], None] | None = None,
 ) -> float:
     chunks = nbytes // CHUNK
     if not chunks:
@@ -91,16 +99,11 @@ def _disk(
         with lock:
             at = next(positions)
         try:
-            return call(fd, [blocks[i]], at * CHUNK)
+            return call(file.fd, [blocks[i]], at * CHUNK)
         except OSError:
             return -1
 
-    try:
-        return _rate(move, THREADS, seconds, after)
-    finally:
-        for block in blocks:
-            with contextlib.suppress(BufferError):  # of a thread interrupted in its start: it goes with it
-                block.close()
+    return _rate(move, THREADS, seconds, after)
 
 
 def _round(count: int) -> Iterator[int]:
@@ -123,17 +126,14 @@ def _rate(
                 return
             done[i] += moved
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(workers)]
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(workers)]
     try:
         for t in threads:
             t.start()
         for t in threads:
             t.join()
-    except BaseException:  # an interrupt: nobody may be left in the memory that the caller gives back
-        failed.append(-1)
-        for t in threads:
-            if t.ident is not None:
-                t.join()
+    except BaseException:
+        failed.append(-1)  # they end by themselves
         raise
     if after is not None:
         after()

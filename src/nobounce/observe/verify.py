@@ -3,7 +3,8 @@
 `/proc/PID/io` read_bytes counts what the process had fetched from storage: every direct byte, and every byte that was not in
 the page cache. So direct bytes can never exceed it; and bytes that we call cached must not show up in it. It goes with the
 process, so it is sampled while the process lives, each time just after our own; what the kernel tells the parent of an ended
-process (ru_inblock, ru_oublock) is the same count. A block device's counters are everybody's: they only bound from below.
+process (ru_inblock, ru_oublock) is the same count. Of holes and of ranges that were never written no disk is asked: they are
+counted as they are read, and left out here. A block device's counters are everybody's: they only bound from below.
 """
 
 from __future__ import annotations
@@ -94,17 +95,20 @@ def verify(interval: Stats, kernel: ProcessIO | None, devices: dict[str, Process
         return Verdict(None, ("the kernel's counters of the process could not be read",), figures)
     lines: list[str] = []
     agrees: bool | None = True
+    holes = min(interval.counters.get("hole_read_bytes", 0), reads.nbytes)
+    figures["hole_bytes"] = holes
     for op, ours, theirs in (
-        ("read", reads.nbytes, kernel.read_bytes),
+        ("read", reads.nbytes - holes, kernel.read_bytes),
         ("written", writes.nbytes, kernel.write_bytes),
     ):
         enough = ours <= theirs + PAGE
         agrees = bool(agrees and enough)
         sign = "at most" if enough else "MORE THAN"
+        beside = f" (beside {holes} of holes, which no disk was asked for)" if holes and op == "read" else ""
         lines.append(
-            f"direct bytes {op}: {ours}, which is {sign} the {theirs} that the kernel counted for the process"
+            f"direct bytes {op}: {ours}{beside}, which is {sign} the {theirs} that the kernel counted for the process"
         )
-    room = kernel.read_bytes - reads.nbytes
+    room = kernel.read_bytes - (reads.nbytes - holes)
     uncached = fallback.nbytes - fallback.cached_bytes
     if fallback.cached_bytes:
         # What was read beyond the direct bytes must be fallback's uncached bytes, read-ahead, or the program's own reads.
@@ -120,7 +124,7 @@ def verify(interval: Stats, kernel: ProcessIO | None, devices: dict[str, Process
         )
         agrees = agrees and (True if clean else None)
     whole = sum(d.read_bytes for d in devices.values()), sum(d.write_bytes for d in devices.values())
-    if devices and reads.nbytes > whole[0] + PAGE:
+    if devices and reads.nbytes - holes > whole[0] + PAGE:
         lines.append(
             f"block devices: read {whole[0]} bytes in all, fewer than our direct bytes (network or stacked storage?)"
         )

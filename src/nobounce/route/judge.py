@@ -11,10 +11,13 @@ from collections.abc import Iterator
 
 from nobounce.errors import RouteError, printable
 from nobounce.route.scores import (
+    INDIRECT,
     alignment_refusals,
     alignments,
     check_region,
     hard_refusals,
+    indirect_ranges,
+    range_refusals,
     score_fallback,
     score_fastpath,
 )
@@ -49,21 +52,20 @@ def judge(request: Request) -> Route:
         return Route((), scores)
     hard = hard_refusals(request)
     fallback = scores[1]
-    only_direct = request.require == "fastpath" or not request.settings.allow_compat_mode
     if request.require == "fallback":
         if not fallback.accepts:
             raise _refused(request, fallback.refusals)
         return Route((_whole(request, REQUIRED),), scores)
     if hard:
-        if only_direct or not fallback.accepts:
+        if only_direct(request) or not fallback.accepts:
             raise _refused(request, (*hard, *(() if request.require == "fastpath" else fallback.refusals)))
         if request.cache == "use":
             return Route((_whole(request, CACHE_USE),), scores)
         # The page cache is the cheaper way through host memory too: a device may read it without a relay.
         whole = request.file_offset, request.file_offset + request.nbytes
         return Route(tuple(_merge(_by_residency(request, *whole, _reason(hard[0])))), scores)
-    if only_direct:
-        misses = alignment_refusals(request)
+    if only_direct(request):
+        misses = alignment_refusals(request) + range_refusals(request)
         if misses:
             raise _refused(request, (*misses, *(() if request.require == "fastpath" else fallback.refusals)))
         return Route(
@@ -72,6 +74,11 @@ def judge(request: Request) -> Route:
     if request.cache == "use":
         return Route((_whole(request, CACHE_USE),), scores)
     return Route(tuple(_merge(_split(request))), scores)
+
+
+def only_direct(request: Request) -> bool:
+    """Whether every byte must go direct, or none."""
+    return request.require == "fastpath" or not request.settings.allow_compat_mode
 
 
 def _refused(request: Request, refusals: tuple[Refusal, ...]) -> RouteError:
@@ -171,12 +178,27 @@ def _by_residency(request: Request, first: int, last: int, cold: Reason = DIRECT
             finish = last if finish >= last else first + (finish - first) // step * step
             if not piece.resident or finish <= begin:
                 continue
-            if position < begin:
-                yield _segment(request, position, begin, cold)
+            yield from _cold(request, position, begin, cold)
             yield _segment(request, begin, finish, CACHED)
             position = finish
+    yield from _cold(request, position, last, cold)
+
+
+def _cold(request: Request, first: int, last: int, reason: Reason) -> Iterator[RouteSegment]:
+    """[first, last) for `reason`, but for ranges that the file system would read through the page cache all the same."""
+    position = first
+    step = max(alignments(request))
+    for piece in indirect_ranges(request) if reason is DIRECT else ():
+        begin = max(position, first + (piece.file_offset - first) // step * step)
+        finish = min(last, first - (first - piece.file_offset - piece.nbytes) // step * step)
+        if finish <= begin:
+            continue
+        if position < begin:
+            yield _segment(request, position, begin, reason)
+        yield _segment(request, begin, finish, INDIRECT[piece.code])
+        position = finish
     if position < last:
-        yield _segment(request, position, last, cold)
+        yield _segment(request, position, last, reason)
 
 
 def _merge(segments: Iterator[RouteSegment]) -> Iterator[RouteSegment]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.errors import NobounceError
 from nobounce.route.judge import CACHE_USE, PAGE, REQUIRED, judge
-from nobounce.route.scores import alignments, hard_refusals, score_fallback
+from nobounce.route.scores import INDIRECT, alignments, hard_refusals, score_fallback
 from nobounce.route.types import CachedRange, Reason, Request
 
 if TYPE_CHECKING:
@@ -82,10 +82,12 @@ def judge_many(
     else:
         misses = _misses(request, file_offset, nbytes, buffer_offset)
         any_miss = misses[0] | misses[1] | misses[2]
+        touched, inside = _indirect(request, file_offset, nbytes)
         if only_direct:
-            kinds[:] = np.where(any_miss, REFUSED, DIRECT)
+            kinds[:] = np.where(any_miss | touched, REFUSED, DIRECT)
         else:
-            kinds[~any_miss] = DIRECT
+            kinds[~any_miss & ~touched] = DIRECT
+            kinds[~any_miss & (inside >= 0)] = WHOLE
             whole = any_miss
             if any_miss.any():
                 whole = any_miss & ~_has_middle(request, file_offset, nbytes, buffer_offset)
@@ -95,8 +97,12 @@ def judge_many(
             )
             for index, miss in enumerate(misses):  # the last one that holds is the judge's reason too
                 reasons[whole & miss] = index
+            if (inside >= 0).any():
+                aligned = ~any_miss & (inside >= 0)
+                reasons[aligned] = inside[aligned] + len(listed)
+                listed += tuple(INDIRECT.values())
             if cached is not None and request.cache == "auto" and request.op == "read":
-                kinds[cached & (kinds == DIRECT)] = SPLIT
+                kinds[cached & ~any_miss] = SPLIT
     kinds[nbytes == 0] = EMPTY
     kinds[~valid] = INVALID
     reasons[kinds != WHOLE] = -1
@@ -126,10 +132,39 @@ def error_of(request: Request) -> NobounceError | None:
 
 
 def misses(request: Request, file_offset: Array, nbytes: Array, buffer_offset: Array) -> Array:
-    """A number per request, the same for those that miss the same alignments."""
+    """A number per request, the same for those that the same conditions refuse."""
     found = _misses(request, file_offset, nbytes, buffer_offset)
-    together: Array = found[0] + 2 * found[1] + 4 * found[2]
+    touched, _ = _indirect(request, file_offset, nbytes)
+    together: Array = found[0] + 2 * found[1] + 4 * found[2] + 8 * touched
     return together
+
+
+def _indirect(request: Request, file_offset: Array, nbytes: Array) -> tuple[Array, Array]:
+    """Which requests touch ranges that the file system reads through the page cache, and for those that lie inside of one the
+    index of its reason in INDIRECT, else -1."""
+    import numpy as np
+
+    ranges = request.indirect if request.op == "read" else ()
+    inside = np.full(len(nbytes), -1, np.int8)
+    if not ranges:
+        return np.zeros(len(nbytes), bool), inside
+    starts, ends, codes = (
+        np.array(column, np.int64)
+        for column in zip(
+            *((r.file_offset, r.file_offset + r.nbytes, list(INDIRECT).index(r.code)) for r in ranges),
+            strict=True,
+        )
+    )
+    first = np.searchsorted(
+        ends, file_offset, "right"
+    )  # the first range that ends behind the request's start
+    there = first < len(ranges)
+    first = np.minimum(first, len(ranges) - 1)
+    # Not file_offset + nbytes, which may be more than an int64 holds.
+    touched = there & (starts[first] - file_offset < nbytes)
+    covered = touched & (starts[first] <= file_offset) & (nbytes <= ends[first] - file_offset)
+    inside[covered] = codes[first][covered]
+    return touched, inside
 
 
 def _misses(request: Request, file_offset: Array, nbytes: Array, buffer_offset: Array) -> tuple[Array, ...]:

@@ -9,12 +9,35 @@ from __future__ import annotations
 import errno
 
 from nobounce.errors import ArgumentError, errno_name
-from nobounce.route.types import MemoryKind, Refusal, Request, Score
+from nobounce.facts.extents import IndirectCode, IndirectRange
+from nobounce.route.types import MemoryKind, Reason, Refusal, Request, Score
 
 UNREPORTED_ALIGN = 4096
 """Alignment assumed where direct I/O is proven but statx does not report DIOALIGN (hipFile A-26)."""
 
+FS_EXTENT_FL, FS_NOCOW_FL = 0x80000, 0x800000
+"""ioctl_iflags(2)."""
+
 MEMORY_FILE_SYSTEMS = "tmpfs accepts O_DIRECT and means nothing by it: its files are memory already"
+
+
+INDIRECT: dict[IndirectCode, Reason] = {
+    "encoded-extent": Reason(
+        "encoded-extent",
+        "the file system keeps these bytes compressed or encrypted and reads them through the page cache",
+        "write the file anew without compression (on btrfs: btrfs property set FILE compression none; btrfs filesystem "
+        "defragment FILE)",
+    ),
+    "inline-extent": Reason(
+        "inline-extent",
+        "the file system keeps these bytes among its metadata and reads them through the page cache",
+    ),
+    "page-cache-served": Reason(
+        "page-cache-served",
+        "the kernel's counters show that the page cache served a direct read of these bytes",
+    ),
+}
+"""Why a range of a file is read through the page cache, whatever its alignment."""
 
 
 def check_region(
@@ -124,13 +147,50 @@ def file_refusals(request: Request) -> list[Refusal]:
     if request.direct.file_rule == "hipfile":
         found += _hipfile_file_system(request) + _block_stack(request)
     elif file.dio_offset_align is None and file.direct_probe != "yes":
-        sentence = (
-            "the kernel does not report DIOALIGN and a probe read was served by the page cache"
-            if file.direct_probe == "no"
-            else "the kernel does not report DIOALIGN and no probe read has shown direct I/O"
-        )
+        sentence = f"the kernel does not report DIOALIGN and {_PROBES[file.direct_probe]}"
         found.append(Refusal("direct-io-unproven", sentence, _move_cure(request)))
+    if request.op == "write":
+        found += _buffered_writes(request)
     return found
+
+
+_PROBES = {
+    "no": "a probe read was served by the page cache",
+    "uncounted": "what is read here cannot be counted: a probe read moved no counter of the kernel and left no page",
+    "unknown": "no probe read has shown direct I/O",
+}
+
+
+def _buffered_writes(request: Request) -> list[Refusal]:
+    """Files whose O_DIRECT writes the kernel makes through the page cache, which it empties again, so that nothing is seen of it.
+
+    btrfs: every file with checksums, since Linux 6.15 (btrfs_direct_write in fs/btrfs/direct-io.c). ext2 to ext4: holes of a file
+    that is mapped by blocks instead of extents (ext4_iomap_begin).
+    """
+    file, fstype = request.file, request.file.filesystem.fstype
+    flags = file.inode_flags or 0
+    if file.kind != "regular":
+        return []
+    if fstype == "btrfs" and not flags & FS_NOCOW_FL:
+        return [
+            Refusal(
+                "checksummed",
+                "btrfs writes files that have checksums through the page cache",
+                "make the file in a folder with chattr +C, which takes its checksums away, or use ext4 or xfs",
+            )
+        ]
+    if fstype in ("ext2", "ext3", "ext4") and file.inode_flags is not None and not flags & FS_EXTENT_FL:
+        return [
+            Refusal(
+                "block-mapped",
+                f"{fstype} maps this file by blocks and fills its holes through the page cache",
+                "copy the file to a file system made with extents (mkfs.ext4 -O extents)",
+            )
+        ]
+    if fstype == "overlay" and file.dio_offset_align is None:
+        sentence = "overlay does not say what is below it, and a probe read proves nothing about writes"
+        return [Refusal("direct-io-unproven", sentence, _move_cure(request))]
+    return []
 
 
 def _no_offsets(kind: str) -> Refusal:
@@ -225,6 +285,24 @@ def alignment_refusals(request: Request) -> list[Refusal]:
     return found
 
 
+def indirect_ranges(request: Request) -> tuple[IndirectRange, ...]:
+    """Those of the request's bytes that only the page cache can read."""
+    if request.op != "read" or not request.indirect:
+        return ()
+    start, end = request.file_offset, request.file_offset + request.nbytes
+    return tuple(r for r in request.indirect if r.file_offset < end and start < r.file_offset + r.nbytes)
+
+
+def range_refusals(request: Request) -> list[Refusal]:
+    """Where parts of the request cannot go direct because of how the file system keeps them. The other parts still may."""
+    found: dict[str, Refusal] = {}
+    for each in indirect_ranges(request):
+        reason = INDIRECT[each.code]
+        sentence = f"{reason.sentence}: {each.nbytes} bytes at {each.file_offset}"
+        found.setdefault(each.code, Refusal(reason.code, sentence, reason.cure))
+    return list(found.values())
+
+
 def hard_refusals(request: Request) -> list[Refusal]:
     """Every refusal that holds for each byte of the request, whatever its alignment."""
     return (
@@ -239,7 +317,7 @@ def score_fastpath(request: Request) -> Score:
     """100, or -1 with every failed condition, for the request as it stands (hipFile C-1, C-5 to C-11)."""
     refusals = hard_refusals(request)
     if not refusals or all(r.code not in ("file-kind", "memory-file-system") for r in refusals):
-        refusals = refusals + alignment_refusals(request)
+        refusals = refusals + alignment_refusals(request) + range_refusals(request)
     return Score("fastpath", -1 if refusals else 100, tuple(refusals))
 
 

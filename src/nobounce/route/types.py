@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from nobounce.config import Settings
+    from nobounce.facts.extents import IndirectRange
     from nobounce.facts.types import FileFacts
 
 Op = Literal["read", "write"]
@@ -122,6 +123,8 @@ class Request:
     require: Require = "auto"
     cache: Cache = "avoid"
     cached: tuple[CachedRange, ...] = ()
+    indirect: tuple[IndirectRange, ...] = ()
+    """Ranges of the file that O_DIRECT reads through the page cache, in the order of the file and apart from each other."""
     earlier_failure: int | None = None
     """errno of an earlier direct failure of this file on this device (hipFile J-17)."""
 

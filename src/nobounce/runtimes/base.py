@@ -114,14 +114,6 @@ class Gate(ABC):
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class DirectCounters:
-    """A vendor's own totals of direct bytes, monotonic, for evidence."""
-
-    read_nbytes: int
-    write_nbytes: int
-
-
 class DirectIO(ABC):
     """Direct transfers between a file and device memory. It never refuses by policy: only the judge does."""
 
@@ -136,7 +128,8 @@ class DirectIO(ABC):
     def read(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         """Read from `fd` (opened O_DIRECT) into device memory; returns bytes moved, maybe short, 0 at end of file.
 
-        Raises OSError with the driver's errno, DeviceError for a runtime failure. Interrupted calls raise EINTR.
+        Raises OSError with the driver's errno, EREMOTEIO where the vendor's counters deny that bytes went direct, DeviceError for a
+        runtime failure. Interrupted calls raise EINTR.
         """
 
     @abstractmethod
@@ -146,22 +139,14 @@ class DirectIO(ABC):
     def prepare(self, device: int, address: int, nbytes: int) -> None:  # noqa: B027 - optional
         """Make sure that memory about to be read into is there, for file systems that will not fault it in."""
 
-    def register_file(self, fd: int) -> int:
-        """Prepare `fd` for direct transfers; returns a token for `deregister_file`."""
-        return fd
-
-    def deregister_file(self, token: int) -> None:  # noqa: B027 - optional
-        """Undo `register_file`."""
+    def deregister_file(self, fd: int) -> None:  # noqa: B027 - optional
+        """Undo what the first transfer with `fd` has prepared: it is about to be closed."""
 
     def register_buffer(self, address: int, nbytes: int) -> None:  # noqa: B027 - optional
-        """Pin device memory for repeated direct transfers."""
+        """Prepare device memory for direct transfers, once; what cannot be prepared is used as it is."""
 
     def deregister_buffer(self, address: int) -> None:  # noqa: B027 - optional
-        """Undo `register_buffer`."""
-
-    def counters(self, device: int) -> DirectCounters | None:
-        """The vendor's own totals of direct bytes, or None where there are none."""
-        return None
+        """Undo `register_buffer`, if there was one: the memory is about to be freed."""
 
 
 class CopyCalls(NamedTuple):

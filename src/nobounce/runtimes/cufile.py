@@ -2,8 +2,12 @@
 
 cuFile registers any file and reads it through POSIX in silence where neither nvidia-fs nor PCI P2PDMA is there, so a file
 that registers proves nothing. Here cuFile is told not to (its compatibility mode is switched off before the driver is
-opened), its carriers are looked for first, and its own count of POSIX operations decides what is evidence: bytes of an
-interval in which it made one are not called direct.
+opened) and its carriers are looked for first. Another library may have opened the driver before, with that mode on, so every
+call is checked as well: cuFile's own count of POSIX operations, and the count of nvidia-fs, which does not depend on cuFile. A
+call in whose time cuFile made a POSIX operation, or nvidia-fs none, fails with EREMOTEIO: the engine repeats its bytes through
+fallback, or raises. POSIX operations that another library makes at that moment count against it too.
+
+None of this has run beside nvidia-fs: tests/unit/gpu/test_cufile.py runs it on doubles.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +24,7 @@ from typing import Any, NamedTuple
 
 from nobounce.errors import DeviceError
 from nobounce.route.types import DirectFacts, Known
-from nobounce.runtimes.base import DeviceInfo, DirectCounters, DirectIO
+from nobounce.runtimes.base import DeviceInfo, DirectIO
 
 Import = Callable[[], Any]
 
@@ -61,9 +66,10 @@ class CuFileDirect(DirectIO):
         self._cufile: Any = None
         self._why_not: tuple[str, str, str] | None = None
         self._facts: dict[int, DirectFacts] = {}
+        self._p2pdma = False
         self._files: dict[int, int] = {}
-        self._direct = [0, 0]
-        self._seen = (0, 0, 0)
+        self._buffers: dict[int, bool] = {}
+        """Whether a buffer is registered, by address; False: it was refused, and is not asked for again."""
 
     def facts(self, device: int) -> DirectFacts:
         known = self._facts.get(device)
@@ -104,6 +110,7 @@ class CuFileDirect(DirectIO):
             return self._cufile is not None
 
     def _open(self, found: Carriers) -> None:
+        self._p2pdma = found.p2pdma
         try:
             cufile = self._import()
         except ImportError as e:
@@ -116,9 +123,7 @@ class CuFileDirect(DirectIO):
         os.environ.setdefault("CUFILE_LOGFILE_PATH", os.devnull)  # else it writes cufile.log where it stands
         try:
             flags = cufile.BoolConfigParameter
-            with contextlib.suppress(
-                Exception
-            ):  # an older cuFile, or one that is open already: the counters decide
+            with contextlib.suppress(Exception):  # an older cuFile, or one that is open already
                 cufile.set_parameter_bool(int(flags.PROPERTIES_ALLOW_COMPAT_MODE), False)
                 if found.p2pdma and not found.nvidia_fs:
                     cufile.set_parameter_bool(int(flags.USE_PCIP2PDMA), True)
@@ -135,6 +140,14 @@ class CuFileDirect(DirectIO):
             with contextlib.suppress(Exception):
                 cufile.set_stats_level(3)
                 cufile.stats_start()
+            if _posix_allowed(cufile) and _posix_operations(cufile) is None:
+                self._why_not = (
+                    "cuFile may use POSIX in silence (its compatibility mode is on, or cannot be asked for) and counts nothing "
+                    "that would show it",
+                    "cufile-compat-mode",
+                    "set allow_compat_mode to false in /etc/cufile.json",
+                )
+                return
             self._cufile = cufile
 
     # transfers
@@ -148,23 +161,36 @@ class CuFileDirect(DirectIO):
     def _move(self, call: str, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
         if not self.facts(device).available:
             raise OSError(errno.ENODEV, f"{call}: {self.facts(device).because}")
-        handle, own = self._files.get(fd), False
-        if handle is None:
-            handle, own = self._register(fd), True  # not kept: the number may be another file's next time
-        move = self._cufile.read if call == "cuFileRead" else self._cufile.write
+        handle = self._handle(fd)
+        which = 0 if call == "cuFileRead" else 1
+        move = self._cufile.write if which else self._cufile.read
+        posix, carried = _posix_operations(self._cufile), nvidia_fs_operations(self._root)
         try:
             moved = int(move(handle, address, nbytes, file_offset, 0))
         except Exception as e:
             raise self._failed(call, e) from e
-        finally:
-            if own:
-                self._cufile.handle_deregister(handle)
+        if moved > 0:
+            self._check(call, posix, None if carried is None else carried[which], which)
         if moved < -1:
             name = _op_error(self._cufile, -moved)
             raise DeviceError(call, None, code=-moved, name=name, detail=f"{nbytes} bytes at {file_offset}")
         if moved < 0:
             raise OSError(errno.EIO, f"{call}: {os.strerror(errno.EIO)} (cuFile tells no errno)")
         return moved
+
+    def _check(self, call: str, posix: int | None, carried: int | None, which: int) -> None:
+        """Whether the bytes of a call that has ended went direct. Raises OSError (EREMOTEIO) where a counter denies it."""
+        now = _posix_operations(self._cufile)
+        if posix is not None and now is not None and now > posix:
+            raise OSError(errno.EREMOTEIO, f"{call}: cuFile made {now - posix} POSIX operations instead")
+        if carried is None or self._p2pdma:
+            return  # nvidia-fs is not loaded or counts nothing, or PCI P2PDMA may have carried them
+        after = nvidia_fs_operations(self._root)
+        if after is not None and after[which] <= carried:
+            raise OSError(
+                errno.EREMOTEIO,
+                f"{call}: nvidia-fs, which should have carried the bytes, counted no operation",
+            )
 
     def _register(self, fd: int) -> int:
         descriptor = self._cufile.Descr()
@@ -181,52 +207,69 @@ class CuFileDirect(DirectIO):
             return OSError(code, f"{call}: {error}")
         return DeviceError(call, None, code=code, name=_op_error(self._cufile, code), detail=str(error))
 
-    def register_file(self, fd: int) -> int:
-        if self._cufile is not None:
-            self._files[fd] = self._register(fd)
-        return fd
+    def _handle(self, fd: int) -> int:
+        """The file's handle, had at its first transfer and kept until the file is closed."""
+        with self._lock:
+            handle = self._files.get(fd)
+            if handle is None:
+                handle = self._files[fd] = self._register(fd)
+            return handle
 
-    def deregister_file(self, token: int) -> None:
-        handle = self._files.pop(token, None)
+    def deregister_file(self, fd: int) -> None:
+        with self._lock:
+            handle = self._files.pop(fd, None)
         if handle is not None:
             self._cufile.handle_deregister(handle)
 
     def register_buffer(self, address: int, nbytes: int) -> None:
-        if self._cufile is not None:
+        with self._lock:
+            if self._cufile is None or address in self._buffers:
+                return
             try:
                 self._cufile.buf_register(address, nbytes, 0)
-            except Exception as e:
-                raise self._failed("cuFileBufRegister", e) from e
+                self._buffers[address] = True
+            except (
+                Exception
+            ):  # no room in the BAR, say: cuFile then goes by way of buffers of its own on the device
+                self._buffers[address] = False
 
     def deregister_buffer(self, address: int) -> None:
-        if self._cufile is not None:
+        with self._lock:
+            registered = self._buffers.pop(address, False)
+        if registered:
             self._cufile.buf_deregister(address)
 
-    # evidence
 
-    def counters(self, device: int) -> DirectCounters | None:
-        """cuFile's bytes, without those of intervals in which it used POSIX. None where it does not count by path."""
-        if self._cufile is None:
-            return None
-        try:
-            now = self._totals()
-        except Exception:  # an older cuFile
-            return None
-        with self._lock:
-            if now[2] == self._seen[2]:
-                self._direct[0] += max(0, now[0] - self._seen[0])
-                self._direct[1] += max(0, now[1] - self._seen[1])
-            self._seen = now
-            return DirectCounters(*self._direct)
+def _posix_allowed(cufile: Any) -> bool:
+    """Whether cuFile may use POSIX; True where it does not say (before CUDA 12.9)."""
+    try:
+        return bool(cufile.get_parameter_bool(int(cufile.BoolConfigParameter.PROPERTIES_ALLOW_COMPAT_MODE)))
+    except Exception:
+        return True
 
-    def _totals(self) -> tuple[int, int, int]:
-        """Bytes read, bytes written, POSIX operations, over all GPUs."""
-        stats = self._cufile.StatsLevel3()
-        self._cufile.get_stats_l3(stats.ptr)
+
+def _posix_operations(cufile: Any) -> int | None:
+    """POSIX reads and writes that cuFile has made so far, over all GPUs; None where it does not count them."""
+    try:
+        stats = cufile.StatsLevel3()
+        cufile.get_stats_l3(stats.ptr)
         gpus = [stats.per_gpu_stats[i] for i in range(int(stats.num_gpus))]
-        read = sum(int(g.read_bytes) for g in gpus)
-        written = sum(int(g.writes_bytes) for g in gpus)
-        return read, written, sum(int(g.n_posix_reads) + int(g.n_posix_writes) for g in gpus)
+        return sum(int(g.n_posix_reads) + int(g.n_posix_writes) for g in gpus)
+    except Exception:  # an older cuFile
+        return None
+
+
+def nvidia_fs_operations(root: str = "/") -> tuple[int, int] | None:
+    """(reads, writes) that nvidia-fs has carried so far for all processes; None where it is not loaded or does not count (its
+    parameter rw_stats_enabled is 0, as it is by default)."""
+    try:
+        text = (Path(root) / "proc/driver/nvidia-fs/stats").read_text()
+    except OSError:
+        return None
+    found = [re.search(rf"^{name}\s*:.*\bok=(\d+)", text, re.MULTILINE) for name in ("Reads", "Writes")]
+    if re.search(r"^IO stats: Disabled", text, re.MULTILINE) or None in found:
+        return None
+    return int(found[0][1]), int(found[1][1])  # type: ignore[index]
 
 
 def _op_error(cufile: Any, code: int) -> str:

@@ -96,12 +96,12 @@ class Latch:
         self.missing = missing
 
     def count_down(self) -> None:
-        with self.condition:
+        with self.condition.mutex:
             self.missing -= 1
             if self.missing <= 0:
                 self.condition.notify_all()
 
     def wait(self) -> None:
-        with self.condition:
+        with self.condition.mutex:
             while self.missing > 0:
                 self.condition.wait()

@@ -13,12 +13,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from nobounce.clock import Scheduler
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.base import Gate
 from nobounce.runtimes.host_ops import HostDevice, HostStream, Latch, Op, Work
 from nobounce.runtimes.host_tickets import Ordered, Tickets
+from nobounce.uninterrupted import GivenUp, uninterrupted
 
 _IDLE_SECONDS = 5.0
 _MOST_IDLE = 8
@@ -82,23 +84,41 @@ class Executor:
         frees: Ordered | None = None,
         call: str = "",
     ) -> Op:
-        """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline` lets this thread run it.
+        """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline` lets this thread run it now.
 
         `implicit` adds the dependencies on the legacy null stream. `allocates`, `touches` and `frees`
         name stream-ordered memory, whose order is checked where there are tickets. An op that `signals` tells the host
         that all before it has happened.
         """
+        if gate is None and (inline or work is None):
+            now = self.run_now(stream, work, after=after, implicit=implicit, timed=timed)
+            if now is not None:
+                return now
+
+        def queue(_: GivenUp) -> Op:
+            known = {"call": call, "allocates": allocates, "touches": touches, "frees": frees}
+            return self._queue(stream, work, tuple(after), implicit, timed, signals, gate, known)
+
+        return uninterrupted(queue, self.scheduler)
+
+    def _queue(
+        self,
+        stream: HostStream,
+        work: Work | None,
+        after: tuple[Op, ...],
+        implicit: bool,
+        timed: bool,
+        signals: bool,
+        gate: HostGate | None,
+        memory: dict[str, Any],
+    ) -> Op:
         with self.lock:
-            deps = [d for d in after if not d.done]
-            if implicit:
-                self._add_null_dependencies(stream, deps)
-            if stream.queue:
-                deps.append(stream.queue[-1])
+            deps = self._before(stream, after, implicit)
             if self.tickets is not None:
-                self.tickets.admit(
-                    stream, after, implicit, call=call, allocates=allocates, touches=touches, frees=frees
-                )
-            op = self._append(stream, work)
+                self.tickets.admit(stream, after, implicit, **memory)
+            op = self._made(stream, work)
+            stream.queue.append(op)
+            stream.device.busy.add(stream)
             op.timed, op.signals, op.gate = timed, signals, gate
             if gate is not None:
                 self._gates.add(gate)
@@ -110,30 +130,51 @@ class Executor:
             if work is None:
                 self._finish(op)
                 return op
-            if not (inline and self.inline):
-                stream.ready = op
-                self._serve(stream)
-                return op
-        self._run(op)
-        return op
+            stream.ready = op
+            self._serve(stream)
+            return op
 
-    def run_now(self, stream: HostStream, work: Work) -> Op | None:
-        """Run `work` on this thread if nothing is before it; None, and nothing happens, if something is."""
+    def run_now(
+        self,
+        stream: HostStream,
+        work: Work | None,
+        *,
+        after: Iterable[Op] = (),
+        implicit: bool = True,
+        timed: bool = False,
+    ) -> Op | None:
+        """Run `work` on this thread if nothing is before it; None, and nothing happens, if something is.
+
+        The op never enters the graph: nothing can come to stand behind it before this returns. So an interrupt leaves nothing.
+        """
+        if not self.inline:
+            return None
         with self.lock:
-            before = [stream.queue[-1]] if stream.queue else []
-            self._add_null_dependencies(stream, before)
-            if before or not self.inline:
+            if self._before(stream, after, implicit):
                 return None
-            op = self._append(stream, work)
-        self._run(op)
+            op = self._made(stream, work)
+        try:
+            if work is not None:
+                work()
+        except Exception as e:  # noqa: BLE001 - the stream's asynchronous error (HIP rule 78)
+            op.error = e
+            self._note_error(op)
+        op.done, op.work, op.time = True, None, self.scheduler.now() if timed else 0.0
         return op
 
-    def _append(self, stream: HostStream, work: Work | None) -> Op:
+    def _before(self, stream: HostStream, after: Iterable[Op], implicit: bool) -> list[Op]:
+        """The ops that one submitted now has to wait for. The lock is held."""
+        deps = [d for d in after if not d.done]
+        if implicit:
+            self._add_null_dependencies(stream, deps)
+        if stream.queue:
+            deps.append(stream.queue[-1])
+        return deps
+
+    def _made(self, stream: HostStream, work: Work | None) -> Op:
         stream.submitted += 1
         op = Op(stream, stream.submitted, work)
         op.tickets = stream.tickets
-        stream.queue.append(op)
-        stream.device.busy.add(stream)
         return op
 
     def submit_gate(self, stream: HostStream, on_reached: Callable[[], None]) -> HostGate:
@@ -164,8 +205,7 @@ class Executor:
             stream.queue.popleft()
             if not stream.queue:
                 stream.device.busy.discard(stream)
-            if op.error is not None and len(stream.device.errors) < _MOST_ERRORS:
-                stream.device.errors.append((stream, op.number, op.error))
+            self._note_error(op)
             for waiting in op.dependents:
                 waiting.missing -= 1
                 if waiting.missing == 0:
@@ -182,13 +222,18 @@ class Executor:
         for stream in ready:
             self._serve(stream)
 
+    def _note_error(self, op: Op) -> None:
+        errors = op.stream.device.errors
+        if op.error is not None and len(errors) < _MOST_ERRORS:
+            errors.append((op.stream, op.number, op.error))
+
     def _serve(self, stream: HostStream) -> None:
         if stream.served:
             return  # its worker looks again before it goes idle
         stream.served = True
         if self._idle:
             worker = self._idle.pop()
-            with worker.condition:
+            with worker.condition.mutex:
                 worker.stream = stream
                 worker.condition.notify()
             return
@@ -211,7 +256,7 @@ class Executor:
                 if len(self._idle) >= _MOST_IDLE:
                     return
                 self._idle.append(worker)
-            with worker.condition:
+            with worker.condition.mutex:
                 if worker.stream is None:
                     worker.condition.wait(_IDLE_SECONDS)
                 if worker.stream is not None:
@@ -241,14 +286,6 @@ class Executor:
         finally:
             self.lock.release()
 
-    def _run(self, op: Op) -> None:
-        """Run an op on the submitter's thread."""
-        try:
-            self._do(op)
-        finally:
-            with self.lock:
-                self._after_work(op)
-
     def _do(self, op: Op) -> None:
         work = op.work
         if work is None:
@@ -273,6 +310,9 @@ class Executor:
         self._finish(op)
 
     def open_gate(self, gate: HostGate) -> None:
+        uninterrupted(lambda _: self._open_gate(gate), self.scheduler)
+
+    def _open_gate(self, gate: HostGate) -> None:
         with self.lock:
             if gate.opened:
                 return

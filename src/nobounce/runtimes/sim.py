@@ -14,7 +14,7 @@ from nobounce.config import settings
 from nobounce.errors import OutOfMemoryError
 from nobounce.route.types import DirectFacts, MemoryKind
 from nobounce.runtimes import faults, libc, rawio
-from nobounce.runtimes.base import Capabilities, DeviceInfo, DirectCounters, DirectIO
+from nobounce.runtimes.base import Capabilities, DeviceInfo, DirectIO
 from nobounce.runtimes.faults import Rule
 from nobounce.runtimes.host import HostRuntime
 from nobounce.runtimes.host_calls import invalid_value
@@ -67,8 +67,9 @@ class SimDirect(DirectIO):
         with self._runtime._executor.lock:  # I/O threads share the counters
             self._counts[device][which] += moved
 
-    def counters(self, device: int) -> DirectCounters:
-        return DirectCounters(*self._counts[device])
+    def counters(self, device: int) -> tuple[int, int]:
+        """(bytes read, bytes written) directly so far."""
+        return self._counts[device][0], self._counts[device][1]
 
     def _begin(self, op: str, device: int, address: int, nbytes: int) -> tuple[int, int]:
         """Where the bytes are, and how many of them the call will admit to: a short one is still aligned for the kernel."""

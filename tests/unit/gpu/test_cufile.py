@@ -12,8 +12,8 @@ import pytest
 
 from capabilities import need
 from nobounce.errors import DeviceError
-from nobounce.runtimes.base import DeviceInfo, DirectCounters
-from nobounce.runtimes.cufile import Carriers, CuFileDirect, carriers
+from nobounce.runtimes.base import DeviceInfo
+from nobounce.runtimes.cufile import Carriers, CuFileDirect, carriers, nvidia_fs_operations
 
 GPU = "0000:06:00.0"
 
@@ -38,6 +38,10 @@ class Double:
             read_bytes=0, writes_bytes=0, n_posix_reads=0, n_posix_writes=0, n_nvfs_reads=0
         )
         self.open_error: Exception | None = None
+        self.posix = 0
+        """POSIX operations that a call makes."""
+        self.carries: Any = lambda op: None
+        """What nvidia-fs does in a call."""
 
     def OpError(self, code: int) -> Any:
         return SimpleNamespace(name=f"OP_{code}")
@@ -73,6 +77,8 @@ class Double:
         if self.answer is not None:
             return int(self.answer)
         setattr(self.gpu, counter, getattr(self.gpu, counter) + nbytes)
+        self.gpu.n_posix_reads += self.posix
+        self.carries(counter)
         return nbytes
 
     def __getattr__(self, name: str) -> Any:
@@ -139,7 +145,6 @@ def test_without_a_carrier_cufile_is_not_even_loaded(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:
         direct.read(0, 3, 4096, 4096, 0)
     assert caught.value.errno == errno.ENODEV
-    assert direct.counters(0) is None
 
 
 def test_with_a_carrier_silence_is_forbidden_first(direct: CuFileDirect, double: Double) -> None:
@@ -169,21 +174,41 @@ def test_bindings_that_are_not_there(root: Path) -> None:
     assert "numpy" in direct.facts(0).because
 
 
-def test_transfers(direct: CuFileDirect, double: Double) -> None:
+def test_a_file_and_a_buffer_are_registered_once(direct: CuFileDirect, double: Double) -> None:
     direct.facts(0)
     double.calls.clear()
+    direct.register_buffer(0x10000, 1 << 20)
+    direct.register_buffer(0x10000, 1 << 20)
     assert direct.read(0, 5, 0x10000, 8192, 4096) == 8192
-    assert double.calls == [
+    direct.write(0, 5, 0x10000, 4096, 0)
+    direct.deregister_file(5)
+    direct.deregister_file(5)
+    direct.deregister_buffer(0x10000)
+    direct.deregister_buffer(0x10000)
+    assert [call for call in double.calls if call[0] != "get_stats_l3"] == [
+        ("buf_register", 0x10000, 1 << 20, 0),
         ("register", 5),
         ("read", 1005, 0x10000, 8192, 4096, 0),
+        ("write", 1005, 0x10000, 4096, 0, 0),
         ("handle_deregister", 1005),
+        ("buf_deregister", 0x10000),
     ]
+
+
+def test_a_buffer_that_cufile_refuses_is_used_as_it_is(
+    direct: CuFileDirect, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        double.calls.append(("buf_register",))
+        raise CuFileError(5037)
+
+    direct.facts(0)
     double.calls.clear()
-    token = direct.register_file(6)
-    direct.write(0, 6, 0x10000, 4096, 0)
-    direct.read(0, 6, 0x10000, 4096, 0)
-    direct.deregister_file(token)
-    assert [call[0] for call in double.calls] == ["register", "write", "read", "handle_deregister"]
+    monkeypatch.setattr(double, "buf_register", refuse, raising=False)
+    direct.register_buffer(0x10000, 1 << 40)
+    direct.register_buffer(0x10000, 1 << 40)
+    direct.deregister_buffer(0x10000)
+    assert double.calls == [("buf_register",)]
 
 
 def test_errors(direct: CuFileDirect, double: Double) -> None:
@@ -201,19 +226,70 @@ def test_errors(direct: CuFileDirect, double: Double) -> None:
     with pytest.raises(OSError) as caught:
         direct.write(0, 5, 0x10000, 4096, 0)
     assert caught.value.errno == errno.ENODEV
-    assert double.calls[-1] == ("handle_deregister", 1005), "no handle is left behind"
 
 
-def test_C96_bytes_that_went_through_posix_are_no_evidence(direct: CuFileDirect, double: Double) -> None:
+STATS = """GDS Version: 1.13.1.3
+NVFS statistics(ver: 4.0)
+NVFS Driver(version: 2.24.3)
+Mellanox PeerDirect Supported: False
+IO stats: {}, peer IO stats: Disabled
+Logging level: info
+
+Active Shadow-Buffer (MiB): 0
+Active Process: 0
+Reads                           : n={} ok={} err=0 readMiB=0 io_state_err=0
+Sparse Reads                    : n=0 io=0 holes=0 pages=0
+Writes                          : n=7 ok={} err=0 writeMiB=0 io_state_err=0 pg-cache=0 pg-cache-fail=0 pg-cache-eio=0
+Mmap                            : n=0 ok=0 err=0 munmap=0
+"""
+
+
+def _nvidia_fs(root: Path, reads: int, writes: int, state: str = "Enabled") -> None:
+    (root / "proc/driver/nvidia-fs/stats").write_text(STATS.format(state, reads, reads, writes))
+
+
+def test_C96_a_call_that_went_through_posix_is_no_direct_call(direct: CuFileDirect, double: Double) -> None:
     direct.facts(0)
-    direct.read(0, 5, 0x10000, 4096, 0)
-    direct.write(0, 5, 0x10000, 8192, 0)
-    assert direct.counters(0) == DirectCounters(4096, 8192)
-    double.gpu.n_posix_reads += 1
-    direct.read(0, 5, 0x10000, 4096, 0)
-    assert direct.counters(0) == DirectCounters(4096, 8192)
-    direct.read(0, 5, 0x10000, 4096, 0)
-    assert direct.counters(0) == DirectCounters(8192, 8192)
+    double.posix = 1
+    for call in (direct.read, direct.write):
+        with pytest.raises(OSError, match="POSIX") as caught:
+            call(0, 5, 0x10000, 4096, 0)
+        assert caught.value.errno == errno.EREMOTEIO
+    double.posix = 0
+    assert direct.read(0, 5, 0x10000, 4096, 0) == 4096
+
+
+def test_nvidia_fs_is_the_independent_witness(direct: CuFileDirect, double: Double, root: Path) -> None:
+    direct.facts(0)
+    assert nvidia_fs_operations(str(root)) is None
+    _nvidia_fs(root, 3, 4, "Disabled")
+    assert nvidia_fs_operations(str(root)) is None, "it does not count"
+    assert direct.read(0, 5, 0x10000, 4096, 0) == 4096
+    _nvidia_fs(root, 3, 4)
+    assert nvidia_fs_operations(str(root)) == (3, 4)
+    with pytest.raises(OSError, match="nvidia-fs") as caught:
+        direct.read(0, 5, 0x10000, 4096, 0)
+    assert caught.value.errno == errno.EREMOTEIO
+    double.carries = lambda op: _nvidia_fs(root, 3 + (op == "read_bytes"), 4 + (op != "read_bytes"))
+    assert direct.read(0, 5, 0x10000, 4096, 0) == 4096
+    _nvidia_fs(root, 3, 4)
+    assert direct.write(0, 5, 0x10000, 4096, 0) == 4096
+    assert nvidia_fs_operations(str(root)) == (3, 5)
+
+
+def test_a_cufile_that_may_bounce_and_counts_nothing_is_not_offered(
+    direct: CuFileDirect, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another library has opened the driver with its compatibility mode on, and this cuFile is too old to count."""
+
+    def refuse(*_: object) -> None:
+        raise CuFileError(5026)
+
+    monkeypatch.setattr(double, "set_parameter_bool", refuse, raising=False)
+    monkeypatch.setattr(double, "get_stats_l3", refuse, raising=False)
+    monkeypatch.setattr(double, "get_parameter_bool", lambda _: True, raising=False)
+    assert (direct.facts(0).available, direct.facts(0).code) == (False, "cufile-compat-mode")
+    assert "allow_compat_mode" in direct.facts(0).cure
 
 
 def test_the_double_has_what_the_bindings_have() -> None:

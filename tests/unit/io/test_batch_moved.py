@@ -16,7 +16,7 @@ from nobounce.io.batch_threads import Outcome
 from nobounce.io.target import Piece
 from nobounce.route.judge import DIRECT
 
-GROUP: Any = SimpleNamespace(op="read", submitted_at=0.0)
+GROUP: Any = SimpleNamespace(op="read", submitted_at=0.0, checked=False, target=SimpleNamespace(sparse=False))
 
 
 class Ear(hooks.Observer):

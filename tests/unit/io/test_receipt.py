@@ -51,6 +51,7 @@ def test_to_dict_has_exactly_the_documented_fields() -> None:
         "reasons",
         "retries",
         "evidence",
+        "hole_bytes",
     ]
     json.dumps(data)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nobounce.config import Settings
 from nobounce.errors import ArgumentError, ConfigError, RouteError
+from nobounce.facts.extents import IndirectRange
 from nobounce.route.judge import PAGE, aligned_middle, best, judge
 from nobounce.route.scores import score_fallback, score_fastpath
 from nobounce.route.types import CachedRange, MemoryKind, Request, Require, Route, Score
@@ -315,3 +316,73 @@ def test_a_score_of_100_means_one_direct_segment_and_no_other(r: Request) -> Non
     route = judge(r)
     if r.nbytes and score_fastpath(r).value == 100:
         assert [s.backend for s in route.segments] == ["fastpath"]
+
+
+MIXED = (
+    IndirectRange((1 << 20) + 8192, 4096, "encoded-extent"),
+    IndirectRange((1 << 20) + 65536, 1 << 30, "page-cache-served"),
+)
+
+
+def test_ranges_that_the_page_cache_reads_fall_back_and_the_others_go_direct() -> None:
+    """Issue 20, truth 1: a btrfs file may answer differently from extent to extent."""
+    assert ways(judge(request(indirect=MIXED))) == [
+        ("fastpath", 1 << 20, 8192, "direct"),
+        ("fallback", (1 << 20) + 8192, 4096, "encoded-extent"),
+        ("fastpath", (1 << 20) + 12288, 53248, "direct"),
+        ("fallback", (1 << 20) + 65536, (1 << 20) - 65536, "page-cache-served"),
+    ]
+    assert ways(judge(request(indirect=MIXED, nbytes=4096))) == [("fastpath", 1 << 20, 4096, "direct")]
+
+
+def test_what_is_left_beside_an_indirect_range_stays_aligned() -> None:
+    odd = (IndirectRange((1 << 20) + 5000, 100, "inline-extent"),)
+    found = ways(judge(request(indirect=odd, file={"dio_offset_align": 4096, "dio_mem_align": 4096})))
+    assert [(o - (1 << 20), n) for _, o, n, _ in found] == [(0, 4096), (4096, 4096), (8192, (1 << 20) - 8192)]
+
+
+def test_cached_bytes_of_an_indirect_range_are_cached_bytes() -> None:
+    held = (CachedRange(1 << 20, 65536, True),)
+    found = ways(judge(request(indirect=MIXED, cache="auto", cached=held)))
+    assert found[0] == ("fallback", 1 << 20, 65536, "cached")
+
+
+def test_an_indirect_range_is_refused_where_all_must_go_direct() -> None:
+    for more in ({"require": "fastpath"}, {"settings": FORBID}):
+        with pytest.raises(RouteError, match="compressed or encrypted") as caught:
+            judge(request(indirect=MIXED, **more))
+        assert codes(caught.value) >= {"encoded-extent", "page-cache-served"}
+    assert {r.code for r in score_fastpath(request(indirect=MIXED)).refusals} >= {"encoded-extent"}
+    assert judge(request(indirect=MIXED, require="fastpath", nbytes=8192)).nbytes("fastpath") == 8192
+
+
+def test_a_write_does_not_ask_how_the_old_bytes_are_kept() -> None:
+    assert judge(request(op="write", indirect=MIXED)).nbytes("fallback") == 0
+
+
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 99_999), st.integers(1, 30_000)), max_size=5),
+    start=st.integers(0, 60_000),
+    nbytes=st.integers(0, 60_000),
+    align=st.sampled_from([512, 4096]),
+)
+def test_no_indirect_byte_goes_direct_and_every_byte_goes_once(
+    ranges: list[tuple[int, int]], start: int, nbytes: int, align: int
+) -> None:
+    apart, position = [], 0
+    for gap, size in ranges:
+        apart.append(IndirectRange(position + gap, size, "encoded-extent"))
+        position += gap + size
+    aligned = {"dio_offset_align": align, "dio_mem_align": 512}
+    route = judge(
+        request(file=aligned, file_offset=start, nbytes=nbytes, buffer_offset=start, indirect=tuple(apart))
+    )
+    position = start
+    for s in route.segments:
+        assert (s.file_offset, s.nbytes > 0) == (position, True)
+        position += s.nbytes
+        if s.backend == "fastpath":
+            assert s.file_offset % align == s.nbytes % align == 0
+            ends = s.file_offset + s.nbytes
+            assert not any(r.file_offset < ends and s.file_offset < r.file_offset + r.nbytes for r in apart)
+    assert position == start + nbytes

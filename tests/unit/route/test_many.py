@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from nobounce.config import Settings
 from nobounce.errors import ArgumentError, ConfigError, RouteError
+from nobounce.facts.extents import IndirectRange
 from nobounce.route import many
 from nobounce.route.judge import judge
+from nobounce.route.scores import INDIRECT, indirect_ranges
 from nobounce.route.types import CachedRange
 from situations import request
 
@@ -34,6 +36,14 @@ situations = st.fixed_dictionaries(
             [Settings(), Settings(), Settings(force_compat_mode=True), Settings(allow_compat_mode=False)]
         ),
         "earlier_failure": st.sampled_from([None, None, None, 19]),
+        "indirect": st.sampled_from(
+            [
+                (),
+                (),
+                (IndirectRange(4096, 8192, "encoded-extent"), IndirectRange(16384, 5000, "inline-extent")),
+                (IndirectRange(0, SIZE, "page-cache-served"),),
+            ]
+        ),
         "file": st.fixed_dictionaries(
             {
                 "dio_mem_align": st.sampled_from([0, 4, 512, 4096, 16384, None]),
@@ -59,9 +69,15 @@ def kind_by_judge(one: Any) -> tuple[int, str]:
         return many.REFUSED, ""
     if not route.segments:
         return many.EMPTY, ""
-    if len(route.segments) > 1 or route.segments[0].reason.code == "cached":
-        return many.SPLIT, ""
     only = route.segments[0]
+    if len(route.segments) > 1 or only.reason.code == "cached":
+        return many.SPLIT, ""
+    if only.reason.code in INDIRECT:
+        ends = only.file_offset + only.nbytes
+        ranges = indirect_ranges(one)
+        inside = any(r.file_offset <= only.file_offset and ends <= r.file_offset + r.nbytes for r in ranges)
+        if not inside:  # a direct read of its aligned part would reach into the range
+            return many.SPLIT, ""
     return (many.DIRECT, "") if only.backend == "fastpath" else (many.WHOLE, only.reason.code)
 
 

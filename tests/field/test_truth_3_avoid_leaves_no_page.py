@@ -1,0 +1,41 @@
+"""Issue 20, truth 3: cache="avoid" leaves no page, be the request's edges aligned or not."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+import nobounce
+from filesystems import Machine
+from pages import resident
+
+MIB = 1 << 20
+PLACES = [(1, 4096), (4095, 2), (100, 300_000), (8192, 65_537), (3 * MIB - 5, MIB), (512, 512)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("name", ["ext4-ordered", "xfs", "btrfs", "overlay"])
+def test_reads_with_unaligned_edges(disks: Machine, name: str, device: str) -> None:
+    data = random.Random(3).randbytes(3 * MIB + 1000)
+    path = disks.get(name) / "edges.bin"
+    with path.open("wb") as f:
+        f.write(data)
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    on = nobounce.Device(device)
+    with nobounce.open(path) as file, on.allocate(4 * MIB) as buffer, on.create_stream() as stream:
+        for at, nbytes in PLACES:
+            for shift in (0, 1, 512):
+                receipt = file.read(buffer, nbytes=nbytes, file_offset=at, buffer_offset=shift)
+                assert receipt.nbytes == min(nbytes, len(data) - at)
+                assert resident(path) == 0, (at, nbytes, shift, receipt.explain())
+            file.read_async(buffer, stream=stream, nbytes=nbytes, file_offset=at).result()
+            assert resident(path) == 0, (at, nbytes)
+        with nobounce.Batch() as batch:
+            offsets, sizes = np.array(PLACES).T
+            batch.read(file, buffer, file_offsets=offsets, nbytes=sizes, buffer_offsets=0)
+            batch.wait().check()
+        assert resident(path) == 0
