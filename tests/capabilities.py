@@ -207,6 +207,20 @@ def _overlay() -> str:
     return "" if _kernel_has("overlay") else "this kernel has no overlay"
 
 
+@_capability("fuse")
+def _fuse() -> str:
+    if why := missing("mount"):
+        return why
+    if not os.path.exists("/dev/fuse"):
+        return "no /dev/fuse"
+    return "" if _kernel_has("fuse") else "this kernel has no fuse"
+
+
+@_capability("squashfs")
+def _squashfs() -> str:
+    return "" if _kernel_has("squashfs") else "this kernel has no squashfs"
+
+
 @_capability("unprivileged")
 def _unprivileged() -> str:
     if why := missing("root"):
@@ -246,7 +260,7 @@ def _io_uring() -> str:
     return ""
 
 
-for _name in ("cc", "chromedriver", "chromium", "fio", "git", "losetup", "tune2fs"):
+for _name in ("cc", "chromedriver", "chromium", "fio", "git", "losetup", "mksquashfs", "tune2fs"):
     CAPABILITIES[_name] = _program(_name)
 for _name in (
     "ml_dtypes",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +103,34 @@ class Machine:
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return path, plain + packed
 
+    def _packed(self, name: str) -> Path:
+        """squashfs, which is made with its content: `packed.bin`, of which the second half can be compressed."""
+        need("loop", "mksquashfs", "squashfs")
+        folder, image = self.root / f"{name}.d", self.root / f"{name}.img"
+        folder.mkdir()
+        (folder / "packed.bin").write_bytes(os.urandom(MIB) + b"nobounce" * (MIB // 8))
+        self.run("mksquashfs", folder, image, "-quiet", "-no-progress")
+        return self.mount(image, name, "-t", "squashfs", "-o", "loop,ro")
+
+    def _fuse(self, name: str, *options: str) -> Path:
+        need("fuse")
+        backing, point = self.root / f"{name}.d", self.root / name
+        backing.mkdir()
+        point.mkdir()
+        server = Path(__file__).parent / "fuse_server.py"
+        process = subprocess.Popen([sys.executable, str(server), str(backing), str(point), *options])
+        self._undo.callback(process.wait, 30)
+        self._undo.callback(self._unmount, point)
+        while not os.path.ismount(point):
+            if process.poll() is not None:
+                raise RuntimeError(f"the FUSE server ended with {process.returncode}")
+            time.sleep(0.01)
+        return point
+
+    def _btrfs_compressed(self, name: str) -> Path:
+        device = self.loop(name, 128 * MIB, "mkfs.btrfs", "-q")
+        return self.mount(device, name, "-o", "compress-force=zstd")
+
     def _bind(self, name: str) -> Path:
         return self.mount(self.get("ext4-ordered"), name, "--bind")
 
@@ -120,6 +150,10 @@ MAKERS: dict[str, tuple[str, tuple[object, ...]]] = {
     "overlay": ("_overlay", ()),
     "loop-on-loop": ("_loop_on_loop", ()),
     "bind": ("_bind", ()),
+    "btrfs-compressed": ("_btrfs_compressed", ()),
+    "squashfs": ("_packed", ()),
+    "fuse": ("_fuse", ()),
+    "fuse-direct-io": ("_fuse", ("direct-io",)),
 }
 
 
