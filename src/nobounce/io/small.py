@@ -107,8 +107,8 @@ def keep(file: File, request: Request, route: Route, job: Job) -> None:
     ):
         return
     direct = target.relay_fd >= 0 and request.cache != "use" and target.ring is not None
-    if target.drop_cache and not direct:
-        return  # pages have to be dropped behind it
+    if target.drop_cache and not (direct and target.vouched):
+        return  # pages have to be dropped behind it, or may have to: btrfs reads what it has compressed through the page cache
     key = (request.memory.device, request.memory.kind, request.require, request.cache)
     file._plans[key] = Plan(
         request.settings, target, route.segments[0].reason, job.refusals, direct, _process
