@@ -102,7 +102,7 @@ class Batch:
 
         `file_offsets`, `nbytes` and `buffer_offsets` are bytes: integers or flat sequences of them, scalars stand for
         all. Without `buffer_offsets` the requests lie packed in the buffer, one behind the other. `require` and `cache` are those of
-        `File.read`. `timeout` seconds after its start a request ends with status "timeout"; where the kernel cannot give it up
+        `File.read`, and so is what lies behind the bytes of a short read. `timeout` seconds after its start a request ends with status "timeout"; where the kernel cannot give it up
         it goes on in the dark, and holds its buffer until it ends. `cookies` come back with the results.
 
         A request outside the buffer is "invalid", and so is one that `require` leaves no backend: the others run. Raises

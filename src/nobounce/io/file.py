@@ -224,7 +224,8 @@ class File:
     ) -> Receipt:
         """Read `nbytes` bytes (default: the rest of the buffer) at `file_offset` into the buffer; returns the Receipt.
 
-        Short at the end of the file: `receipt.nbytes` tells. `require="fastpath"` never falls back: it raises
+        Short at the end of the file: `receipt.nbytes` tells, and the bytes of the buffer behind it, up to `nbytes`, are undefined
+        whichever way was taken (a direct read brings whole blocks). `require="fastpath"` never falls back: it raises
         RouteError before anything moves. `cache="avoid"` leaves no page behind, "use" reads through the page cache,
         "auto" takes from it what it already holds. Raises ArgumentError, RouteError, TransferError (with the receipt of
         what had moved), ClosedError.
