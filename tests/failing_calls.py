@@ -13,8 +13,8 @@ import json
 import mmap
 import os
 import socket
+import stat
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -82,8 +82,8 @@ OS_CALLS = (
     ),
     *("setxattr", "listxattr", "utime", "splice", "waitpid"),
 )
-_WITHIN_SUBPROCESS = {"close", "read", "waitpid", "write"}
-"""Python's own talk with a process that it has just started, over pipes: it does not fail."""
+_OF_FILES = {"close", "read"}
+"""Calls that fail for files alone: those on a process's own pipes do not."""
 SOCKET_CALLS = (
     "bind",
     "connect",
@@ -127,11 +127,12 @@ class Calls:
 def install(kind: str = "", number: int = 0, code: int = 0) -> Calls:
     """Count from now on; the `number`-th call of `kind` fails with errno `code`."""
     calls = Calls(kind, number, code)
+    fstat = os.fstat
 
     def counted(kind: str, plain: Callable[..., Any], named: bool = False) -> Callable[..., Any]:
         @functools.wraps(plain)
         def call(*arguments: Any, **options: Any) -> Any:
-            if sys._getframe(1).f_globals["__name__"] == "subprocess" and kind in _WITHIN_SUBPROCESS:
+            if kind in _OF_FILES and not stat.S_ISREG(fstat(arguments[0]).st_mode):
                 return plain(*arguments, **options)
             try:
                 calls.made(kind, arguments[0] if named and arguments else None)
