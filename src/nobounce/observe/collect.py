@@ -20,7 +20,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import NamedTuple
 
 from nobounce.errors import FileError, FormatError
@@ -33,7 +33,7 @@ PATIENCE = 5.0
 MOST_WAITING = 64
 BACKLOG = 1024
 MOST_OPEN = 256
-"""Descriptors of counters above which those of ended processes are read for the last time and closed."""
+"""Open descriptors of counters above which those of ended processes are closed."""
 _STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
@@ -57,9 +57,10 @@ class Collector:
         self._secret = secret.encode()
         self._found: list[Attached | Stats] = []
         self._missed = self._unread = 0
+        self._open: deque[int] = deque()
+        """Where `_found` has a descriptor."""
         room, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = MOST_OPEN if room == resource.RLIM_INFINITY else min(MOST_OPEN, room // 4)
-        self._enough = self._most
+        self._most = MOST_OPEN if room == resource.RLIM_INFINITY else max(1, min(MOST_OPEN, room // 4))
         self._lock = threading.Lock()
         self._waiting: dict[int, _Peer] = {}
         """By descriptor, the oldest first."""
@@ -153,31 +154,37 @@ class Collector:
             except FormatError:
                 self._missed += 1
             else:
-                self._finish_ended()
+                self._open.append(len(self._found) - 1)
+                if len(self._open) > self._most:
+                    self._finish_ended()
         return True
 
     def _finish_ended(self) -> None:
-        """Keep descriptors for living processes only, once there are many. The lock is held."""
-        held = [(i, one) for i, one in enumerate(self._found) if isinstance(one, Attached)]
-        if len(held) < self._enough:
-            return
-        for i, one in held:
-            if has_ended(one.pid):
-                with contextlib.suppress(FormatError):
-                    self._found[i] = one.read()
-                    one.close()
-        self._enough = max(self._most, 2 * sum(isinstance(one, Attached) for one in self._found))
+        """Close the descriptors of two processes, if they have ended, after a last look. The lock is held.
+
+        No more at once: a look takes a millisecond or two, and meanwhile the queue of connections fills where it is attacked.
+        """
+        for i in (self._open.popleft(), self._open.popleft()):
+            one = self._found[i]
+            if isinstance(one, Attached):
+                if has_ended(one.pid):
+                    with contextlib.suppress(FormatError):
+                        self._found[i] = one.read()
+                        one.close()
+                        continue
+                self._open.append(i)
 
     def read(self) -> list[Stats]:
         """The counters of every process so far, in the order of their arrival."""
-        parts = []
-        with self._lock:
-            self._unread = 0
-            for one in self._found:
+        parts, unread = [], 0
+        for i in range(len(self._found)):
+            with self._lock:  # for one at a time: who arrives meanwhile is not to wait for all
+                one = self._found[i]
                 try:
                     parts.append(one.read() if isinstance(one, Attached) else one)
                 except FormatError:
-                    self._unread += 1
+                    unread += 1
+        self._unread = unread
         return parts
 
     @property
