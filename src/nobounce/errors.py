@@ -40,6 +40,8 @@ import errno as _errno
 import os
 from typing import TYPE_CHECKING, Any
 
+from nobounce import misnamed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -159,7 +161,9 @@ class FileError(_SystemError):
         """The named error for an `OSError` met while `doing` something ("open", "statx") with `path`."""
         code = error.errno or _errno.EIO
         kind = _FILE_ERRORS.get(code, cls)
-        return kind(f"{named(path)}: cannot {doing}: {os.strerror(code)} ({errno_name(code)})", code, path)
+        message = f"{named(path)}: cannot {doing}: {os.strerror(code)} ({errno_name(code)})"
+        cure = misnamed.cure(path, misnamed.link_target(path)) if code == _errno.ENOENT else ""
+        return kind(f"{message}; {printable(cure)}" if cure else message, code, path)
 
 
 class FileMissingError(FileError, FileNotFoundError):
@@ -348,3 +352,11 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text
     )
+
+
+def json_kind(value: Any) -> str:
+    """What a value from JSON is, for a message."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    kinds = {str: "a string", int: "a number", float: "a fraction", list: "a list"}
+    return kinds.get(type(value), "an object")

@@ -13,6 +13,8 @@ import re
 import tarfile
 from typing import Any
 
+from nobounce.config import Settings
+from nobounce.errors import json_kind
 from nobounce.facts import regular
 from nobounce.facts.acs import extended_capabilities
 from nobounce.facts.source import CapturedSource, RecordingSource
@@ -181,6 +183,16 @@ def restore(path: str) -> tuple[CapturedSource, dict[str, Any]]:
         raise ValueError("no capture: its request is nested too deeply") from e
     if not isinstance(request, dict) or request.get("schema") != SCHEMA:
         raise ValueError(f"no request of schema {SCHEMA}")
+    for name in ("paths", "devices"):
+        words = request.get(name, [])
+        if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):
+            raise ValueError(f"request.json: {name} is no list of names")
+    kept, default = request.get("settings", {}), Settings()
+    if not isinstance(kept, dict):
+        raise ValueError(f"request.json: settings is {json_kind(kept)}, expected an object")
+    for name, value in kept.items():
+        if type(value) is not type(getattr(default, name, value)):
+            raise ValueError(f"request.json: the setting {name} is {json_kind(value)}")
     return CapturedSource.from_json(parts["capture.json"]), request
 
 

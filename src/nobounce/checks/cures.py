@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
+from nobounce import misnamed
 from nobounce.checks.conditions import DeviceView
 from nobounce.checks.files import Look
 from nobounce.checks.findings import Cure, Finding, VerdictName
@@ -74,7 +75,9 @@ def _cure(machine: Machine, seen: Look, view: DeviceView, finding: Finding, othe
     by_code = _BY_CODE.get(finding.code)
     if by_code is not None:
         return by_code
-    if finding.code == "no-file":
+    if finding.code == "no-file" and (meant := _meant(machine, seen.path)):
+        return _ELSEWHERE, Cure(meant)
+    if finding.code in ("no-file", "no-model"):
         return _ELSEWHERE, Cure("check the name", shlex.join(["ls", "-ld", "--", seen.path]))
     if finding.code == "no-device":
         return _ACCESS, _device(machine, view, finding)
@@ -85,6 +88,14 @@ def _cure(machine: Machine, seen: Look, view: DeviceView, finding: Finding, othe
     if finding.code == "missing-module" and finding.layer == "driver":
         return _driver(finding)
     return _move(seen, others)
+
+
+def _meant(machine: Machine, path: str) -> str:
+    try:
+        target = machine.source.readlink(path)
+    except OSError:
+        target = None
+    return misnamed.cure(path, target)
 
 
 _BY_CODE: dict[str, Priced] = {

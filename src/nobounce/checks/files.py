@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,10 @@ from nobounce.facts.types import FileFacts, FileSystemFacts
 LARGEST = 1 << 30
 """Bytes of a file, from its start, that a check judges."""
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre", "beegfs", "9p", "afs"})
+
+
+ModelAt = Callable[[str], tuple[str, list[str]]]
+"""What is wrong with the model at a path, as a sentence, or "", and its files: none where there is no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +179,21 @@ def describe(node: BlockNode) -> str:
     return f"{said} over {parts[0] if len(parts) == 1 else '[' + '; '.join(parts) + ']'}"
 
 
+def looks(machine: Machine, path: str, model: ModelAt | None = None) -> list[Look]:
+    """Every file that a path stands for, looked at: those of the model there, missing ones too, else as `expand` says."""
+    wrong, files = "", []
+    if model is not None:
+        with contextlib.suppress(OSError):  # a capture of a version that did not ask
+            wrong, files = machine.source.probe("model_files", (path,), lambda: list(model(path)))
+    if wrong:
+        return [Look(path, None, (Finding("file", "no", wrong, path, "no-model"),), without="impossible")]
+    return [look(machine, one) for one in files or expand(machine, path)]
+
+
 def expand(machine: Machine, path: str) -> list[str]:
-    """The files that a path stands for: a folder's files (not its subfolders'), else the path itself."""
+    """The files that a path stands for: a folder's files (not its subfolders') and its links that lead nowhere, else the path
+    itself.
+    """
     source = machine.source
     try:
         if not stat.S_ISDIR(source.mode(path)):
@@ -187,6 +206,7 @@ def expand(machine: Machine, path: str) -> list[str]:
         try:
             if stat.S_ISREG(source.mode(one)):
                 kept.append(one)
-        except OSError:
-            continue
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ELOOP):
+                kept.append(one)
     return kept or [path]

@@ -9,7 +9,7 @@ from nobounce.checks.components import components
 from nobounce.checks.conditions import DeviceView
 from nobounce.checks.cures import root_command
 from nobounce.checks.direct import every_device, view_of
-from nobounce.checks.files import expand, look
+from nobounce.checks.files import ModelAt, looks
 from nobounce.checks.findings import Component, Finding, Verdict, Volume
 from nobounce.checks.machine import Machine
 from nobounce.checks.verdict import verdict_for
@@ -54,13 +54,14 @@ class Survey:
         return 0 if set(answers) == {"yes"} else 1 if "no" in answers else 3
 
 
-def check_paths(machine: Machine, paths: list[str], devices: list[str]) -> list[Verdict]:
-    """A verdict for every file and device; a folder stands for its files."""
+def check_paths(
+    machine: Machine, paths: list[str], devices: list[str], model: ModelAt | None = None
+) -> list[Verdict]:
+    """A verdict for every file and device; a path stands for the files of the model there, a folder else for its files."""
     views = [view_of(machine, name) for name in devices or every_device(machine)]
     volumes = Volumes(machine)
     found = []
-    for path in (file for given in paths for file in expand(machine, given)):
-        seen = look(machine, path)
+    for seen in (one for path in paths for one in looks(machine, path, model)):
         found += [verdict_for(machine, seen, view, lambda view=view: volumes.better(view)) for view in views]  # type: ignore[misc]
     return found
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nobounce import misnamed
 from nobounce.cli.options import Json
 from nobounce.cli.output import complain, document, emit_json, run, say
 from nobounce.config import Settings, settings
-from nobounce.errors import ArgumentError, ConfigError, FileError, printable
+from nobounce.errors import ArgumentError, ConfigError, FileError, FormatError, printable
 from nobounce.facts.source import LiveSource, RecordingSource, Source
 
 if TYPE_CHECKING:
@@ -132,23 +133,13 @@ def _source(
             raise
         except (ValueError, UnicodeError) as e:
             raise ArgumentError(f"{printable(replay)}: {e}") from e
-        kept = request.get("settings")
-        default = Settings()
-        changes = {
-            name: kept[name]
-            for name in _SETTINGS
-            if isinstance(kept, dict) and isinstance(kept.get(name), type(getattr(default, name)))
-        }
-        in_force = dataclasses.replace(default, **changes)
-        return source, paths or _words(request, "paths"), devices or _words(request, "devices"), in_force
-    full = [os.path.abspath(p) for p in paths]
+        kept = request.get("settings", {})
+        in_force = dataclasses.replace(Settings(), **{name: kept[name] for name in _SETTINGS if name in kept})
+        return source, paths or request.get("paths", []), devices or request.get("devices", []), in_force
+    # A URL or a hub's name stays as it was given: the answer says what to write instead.
+    full = [p if misnamed.cure(p) and not os.path.lexists(p) else os.path.abspath(p) for p in paths]
     live = LiveSource()
     return (live if capture is None else RecordingSource(live)), full, devices, settings()
-
-
-def _words(request: dict[str, Any], name: str) -> list[str]:
-    found = request.get(name)
-    return [str(x) for x in found] if isinstance(found, list) else []
 
 
 def _save(path: str, source: RecordingSource, request: dict[str, Any]) -> None:
@@ -161,6 +152,20 @@ def _save(path: str, source: RecordingSource, request: dict[str, Any]) -> None:
     complain(
         f"nobounce check: {printable(path)} holds this machine's answers: look through it before you share it"
     )
+
+
+def _model(path: str) -> tuple[str, list[str]]:
+    """What `load` would take at this path, for `checks.files.looks`."""
+    from nobounce.formats.index import find, holds_model
+
+    if os.path.isdir(path) and not holds_model(path):
+        return "", []
+    try:
+        return "", [shard.path for shard in find(path).shards]
+    except FileError as e:
+        return (str(e) if os.path.isdir(path) else ""), []
+    except (ArgumentError, FormatError) as e:
+        return str(e), []
 
 
 def _files(
@@ -176,7 +181,7 @@ def _files(
     from nobounce.checks.report import check_paths, libraries, verdict_data
     from nobounce.cli.check_text import libraries_text, verdict_text
 
-    verdicts = check_paths(machine, paths, devices)
+    verdicts = check_paths(machine, paths, devices, _model)
     probes: list[dict[str, Any] | None] = [None] * len(verdicts)
     if probe:
         from nobounce.cli.probe import settle, transfer

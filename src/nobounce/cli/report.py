@@ -83,20 +83,22 @@ def command(
 
 def read_limits(path: str) -> dict[str, float]:
     """Limits in bytes per second from the JSON of `nobounce bench`. Raises ArgumentError, FileError and FormatError."""
-    import json
-
     from nobounce.facts import regular
+    from nobounce.observe import records
 
     try:
-        with open(path, encoding="utf-8", opener=regular.opener) as f:
-            found = json.load(f)["limits"]
-        return {str(k): float(v) for k, v in found.items()}
+        with open(path, encoding="utf-8", errors="replace", opener=regular.opener) as f:
+            text = f.read()
     except OSError as e:
         raise FileError.from_oserror(e, path, "read") from e
-    except ArgumentError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise FormatError("not the JSON of `nobounce bench`", filename=path) from e
+    try:
+        found = records.loads(text)
+        wrong = records.limits_fault(found)
+    except ValueError as e:
+        wrong = f"{e!s:.200}"
+    if wrong:
+        raise FormatError(f"not the JSON of `nobounce bench`: {wrong}", filename=path)
+    return {name: float(rate) for name, rate in found["limits"].items()}
 
 
 def measure_writing(folder: str) -> dict[str, float]:
@@ -123,14 +125,12 @@ def measure_limits(events: list[dict[str, Any]]) -> dict[str, float]:
     from nobounce.observe import limits
 
     found: dict[str, float] = {"host memory": limits.host_memory()}
-    args = [
-        e["args"] for e in events if e.get("cat") in ("transfer", "batch") and isinstance(e.get("args"), dict)
-    ]
-    files = {str(a.get("filename", "")) for a in args}
+    args = [e["args"] for e in events if e.get("cat") in ("transfer", "batch") and "args" in e]
+    files = {a.get("filename", "") for a in args}
     there = sorted((p for p in files if os.path.isfile(p)), key=os.path.getsize)
     if there:
         found["disk read"] = limits.disk_read(there[-1])
-    for name in sorted({str(a.get("device", "")) for a in args}):
+    for name in sorted({a.get("device", "") for a in args}):
         try:
             to, back = limits.link(Device(name))
         except NobounceError:

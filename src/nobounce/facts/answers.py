@@ -10,20 +10,23 @@ from typing import Any, get_args
 from nobounce.facts.extents import IndirectCode
 
 _MOST_ERRNO = 4095  # MAX_ERRNO of include/linux/err.h
+_NEVER_FAIL = frozenset({"access", "environment", "euid", "exists", "uname"})
+"""Questions that every machine answers: their askers expect no error."""
 
 
 def malformed(key: str, answer: Any) -> bool:
     """Whether this is no answer that a source gives to the question `key`. What a child process prints is its asker's to judge."""
     if not isinstance(answer, dict) or len(answer) != 1:
         return True
-    if "errno" in answer:
-        return not (_number(answer["errno"]) and 0 < answer["errno"] <= _MOST_ERRNO)
     try:
         question = json.loads(key)
     except (ValueError, RecursionError):
         return True
     if not isinstance(question, list) or not question or not isinstance(question[0], str):
         return True
+    if "errno" in answer:
+        code = answer["errno"]
+        return question[0] in _NEVER_FAIL or not (_number(code) and 0 < code <= _MOST_ERRNO)
     if "value" not in answer:
         return True
     shape = _SHAPES.get(question[0])
@@ -121,6 +124,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "probe:kallsyms": _row(_flag, _flag),
     "probe:kernel_config": _texts,
     "probe:kfd_version": _PAIR,
+    "probe:model_files": _row(_text, _texts),
     "probe:ldconfig": _texts,
     "probe:open_node": _row(_count, _text),
     "probe:rdev": _PAIR,

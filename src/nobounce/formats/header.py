@@ -7,9 +7,9 @@ together the ranges cover the data section with no hole, no overlap and no rest,
 a Header can reach outside the file and no byte is read twice.
 
 Stricter than safetensors 0.8 (each case is one that two readers may understand differently): a name or a
-metadata key given twice, fields other than the three, a list in place of an object, a header that does not
-begin with "{" (the format demands it), and a shape whose non-zero dimensions overflow 64 bits even where a
-zero makes the product vanish (C16).
+metadata key given twice, a list in place of an object, a header that does not begin with "{" (the format
+demands it), and a shape whose non-zero dimensions overflow 64 bits even where a zero makes the product vanish
+(C16). Fields of a tensor other than the three are ignored, with a warning, as safetensors ignores them.
 
 Writers print headers in a handful of spellings. Those are read by `fastscan`, many tensors per call into C,
 and judged by the same rules; any other spelling, and everything suspicious, goes through the JSON parser
@@ -28,8 +28,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from nobounce import errors
-from nobounce.errors import FormatError, printable
-from nobounce.formats import columnscan, fastscan
+from nobounce.errors import FormatError, json_kind, printable
+from nobounce.formats import columnscan, fastscan, magic
 from nobounce.formats.strictjson import Repeated, clip, loads
 from nobounce.formats.tensorinfo import Header, TensorInfo, layout
 
@@ -53,6 +53,8 @@ HEADER_LIMIT = 100_000_000
 _PIECE = 16 << 20
 _Bad = Callable[..., NoReturn]
 _FIELDS = ("dtype", "shape", "data_offsets")
+_MOST_EXTRA = 5
+"""Unknown fields that a warning names."""
 
 
 class Reader(Protocol):
@@ -131,21 +133,42 @@ def read_header(
     `announce` is told where the data section begins before the header is read.
     Raises FormatError; FileError where reading fails.
     """
-    if file_nbytes < 8:
-        raise FormatError(
-            f"truncated: {file_nbytes} bytes cannot hold the 8-byte header length", filename=path, offset=0
-        )
-    declared = int.from_bytes(_read(source, 8, 0, path, file_nbytes), "little")
-    if declared > limit:
-        reason = f"header too large: its declared length {declared} is over the limit of {limit} bytes"
-        raise FormatError(f"{reason} (the file has {file_nbytes})", filename=path, offset=0)
-    if declared > file_nbytes - 8:
-        reason = f"the declared header length {declared} reaches beyond the file of {file_nbytes} bytes"
+    first = _read(source, min(8, file_nbytes), 0, path, file_nbytes)
+    declared = int.from_bytes(first, "little")
+    if file_nbytes < 8 or declared > min(limit, file_nbytes - 8):
+        reason = _no_header(first + _more(source, path), declared, limit, file_nbytes)
         raise FormatError(reason, filename=path, offset=0)
     if announce is not None:
         announce(8 + declared)
     raw = _read(source, declared, 8, path, file_nbytes)
     return parse_header(raw, path=path, file_nbytes=file_nbytes, data_offset=8 + declared, strict=strict)
+
+
+def _more(source: int | Reader, path: str) -> bytes:
+    """What follows the first 8 bytes, for a look at what the file is."""
+    try:
+        return os.pread(source, magic.HEAD - 8, 8) if isinstance(source, int) else source.read(magic.HEAD - 8)
+    except OSError as error:
+        raise errors.FileError.from_oserror(error, path, "read the header") from error
+
+
+def _no_header(head: bytes, declared: int, limit: int, file_nbytes: int) -> str:
+    """Why a file that begins with `head` holds no header that could be read."""
+    if head[8:10] == b'{"' and declared <= limit:
+        reason = (
+            f"truncated: the declared header length {declared} reaches beyond the file of {file_nbytes} bytes"
+        )
+        return f"{reason}; {magic.AGAIN}"
+    if file_nbytes < 8:
+        empty = "the file is empty, " if not file_nbytes else ""
+        return f"{empty}truncated: {file_nbytes} bytes cannot hold the 8-byte header length; {magic.AGAIN}"
+    real = magic.what_it_is(head)
+    if real is not None:
+        return real
+    if declared > limit:
+        reason = f"header too large: its declared length {declared} is over the limit of {limit} bytes"
+        return f"{reason} (the file has {file_nbytes})"
+    return f"the declared header length {declared} reaches beyond the file of {file_nbytes} bytes"
 
 
 def _read(source: int | Reader, nbytes: int, offset: int, path: str, file_nbytes: int) -> bytes:
@@ -196,6 +219,9 @@ def _parse(raw: bytes, path: str, file_nbytes: int, data_offset: int, strict: bo
     if raw[:1] != b"{":
         if raw.lstrip(b"\0 \t\r\n")[:1] == b"{":
             bad("the header must begin with '{'; to pad it, use spaces after the JSON")
+        real = magic.what_it_is(len(raw).to_bytes(8, "little") + raw[: magic.HEAD - 8])
+        if real is not None and begin == 8:
+            bad(real, offset=0)
         bad("the header is not a JSON object: it must begin with '{'")
     if raw[-1:] == b"\0":
         bad("the header is padded with NUL bytes; use spaces", offset=begin + len(raw.rstrip(b"\0")))
@@ -230,7 +256,10 @@ def _parse(raw: bytes, path: str, file_nbytes: int, data_offset: int, strict: bo
         if isinstance(root, Repeated):
             bad(f"{clip(root.key)!r} is given twice", tensor=root.key)
         metadata = _metadata(root.pop("__metadata__", {}), strict, bad, warnings)
-        tensors = {name: _entry(name, entry, bad, data_offset) for name, entry in root.items()}
+        extra: dict[str, str] = {}
+        tensors = {name: _entry(name, entry, bad, data_offset, extra) for name, entry in root.items()}
+        if extra:
+            warnings.append(_ignored(extra))
     tensors = _covering(tensors, file_nbytes - data_offset, bad, data_offset)
     return Header(path, file_nbytes, len(raw), data_offset, tensors, metadata, tuple(warnings))
 
@@ -247,30 +276,32 @@ def _metadata(value: Any, strict: bool, bad: _Bad, warnings: list[str]) -> dict[
         if isinstance(text, str):
             continue
         if strict or isinstance(text, Repeated):
-            bad(f"__metadata__ value of {clip(key)!r} is {_kind(text)}, expected a string")
+            bad(f"__metadata__ value of {clip(key)!r} is {json_kind(text)}, expected a string")
         value[key] = json.dumps(text)
-        warnings.append(f"__metadata__ value of {clip(key)!r} is {_kind(text)}; it is taken as a string")
+        warnings.append(f"__metadata__ value of {clip(key)!r} is {json_kind(text)}; it is taken as a string")
     return value
 
 
-def _entry(name: str, entry: Any, bad: _Bad, data_offset: int) -> TensorInfo:
-    """One tensor from its JSON object, its size checked."""
+def _entry(name: str, entry: Any, bad: _Bad, data_offset: int, extra: dict[str, str]) -> TensorInfo:
+    """One tensor from its JSON object, its size checked. Fields that are not known go into `extra`, with the tensor's name."""
     if isinstance(entry, Repeated):
         bad(f"{clip(entry.key)!r} is given twice", tensor=name)
     if not isinstance(entry, dict):
-        bad(f"expected an object with {', '.join(_FIELDS)}, found {_kind(entry)}", tensor=name)
-    if entry.keys() != set(_FIELDS):
-        for field in _FIELDS:
-            if field not in entry:
-                bad(f"the field {field} is missing", tensor=name)
-        bad(f"unexpected field {clip(next(f for f in entry if f not in _FIELDS))!r}", tensor=name)
+        bad(f"expected an object with {', '.join(_FIELDS)}, found {json_kind(entry)}", tensor=name)
+    for field in _FIELDS:
+        if field not in entry:
+            bad(f"the field {field} is missing", tensor=name)
+    if len(entry) > len(_FIELDS):
+        for field in entry:
+            if field not in _FIELDS and len(extra) < _MOST_EXTRA:
+                extra.setdefault(field, name)
     span = entry["data_offsets"]
     if type(span) is not list or len(span) != 2:
         bad("data_offsets is not a list of two integers", tensor=name)
     start, end = span
     if type(start) is not int or type(end) is not int:
         bad(
-            f"data_offsets holds {_kind(start if type(start) is not int else end)}, expected integers",
+            f"data_offsets holds {json_kind(start if type(start) is not int else end)}, expected integers",
             tensor=name,
         )
     if start < 0 or end < 0:
@@ -284,6 +315,13 @@ def _entry(name: str, entry: Any, bad: _Bad, data_offset: int) -> TensorInfo:
     if end - start != found.nbytes:
         _wrong_size(info, found.nbytes, bad, data_offset)
     return info
+
+
+def _ignored(extra: dict[str, str]) -> str:
+    """The warning about fields that are not known."""
+    shown = ", ".join(f"{clip(field)!r} (tensor {clip(name)!r})" for field, name in extra.items())
+    more = " and perhaps more" if len(extra) == _MOST_EXTRA else ""
+    return f"fields that are not known are ignored: {shown}{more}"
 
 
 def _wrong_size(info: TensorInfo, want: int, bad: _Bad, data_offset: int) -> NoReturn:
@@ -312,7 +350,7 @@ def _covering(
         last = next(i for i in infos if i.end > data_nbytes)
         reason = f"truncated: missing {_number(covered - data_nbytes)} bytes"
         more = f"the tensors need {_number(covered)} bytes of data, the file has {data_nbytes}"
-        bad(f"{reason} ({more})", last.name, data_offset + data_nbytes)
+        bad(f"{reason} ({more}); {magic.AGAIN}", last.name, data_offset + data_nbytes)
     if covered < data_nbytes:
         bad(f"{data_nbytes - covered} bytes at the end belong to no tensor", offset=data_offset + covered)
     return tensors
@@ -341,17 +379,3 @@ def _broken(infos: Sequence[TensorInfo], bad: _Bad, data_offset: int) -> NoRetur
 def _number(value: int) -> str:
     """A number for a message; an absurd one as its size: Python refuses to print thousands of digits."""
     return str(value) if abs(value) < 1 << 128 else f"(a number of {value.bit_length()} bits)"
-
-
-def _kind(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        int: "a number",
-        float: "a fraction",
-        Repeated: "an object",
-    }
-    return names.get(type(value), "something else")

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nobounce import errors
+from nobounce import errors, misnamed
 from nobounce.errors import FormatError, printable
+from nobounce.formats import magic
 from nobounce.formats.header import HEADER_LIMIT, open_regular
 from nobounce.formats.strictjson import Repeated, clip, loads
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 INDEX_NAME = "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
+PIPELINE_NAME = "model_index.json"
+"""What the root of a pipeline holds: its models are in folders of their own (huggingface.co/docs/diffusers)."""
+_OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".npz", ".h5", ".onnx", ".msgpack")
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 _PIECE = 16 << 20
 
@@ -53,13 +57,14 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The shards of a model in the order of their names, its index if it has one, and what is odd about the
-    folder.
+    """The shards of a model in the order of their names, its index if it has one, what is odd about the folder, and
+    which of the shards are not there.
     """
 
     shards: tuple[Shard, ...]
     index: Index | None = None
     warnings: tuple[str, ...] = ()
+    missing: tuple[Shard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,13 @@ def resolve(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
     not opened.
     """
     if isinstance(paths, str | os.PathLike):
-        path = _text(paths)
-        if stat.S_ISDIR(_stat(path).st_mode):
-            return _resolve_folder(path)
-        return _resolve_index(path) if path.endswith(_INDEX_SUFFIX) else ModelFiles((Shard(path, path),))
+        files = find(paths)
+        if files.missing:
+            named = files.index.path if files.index is not None else os.fsdecode(paths)
+            count = f"{len(files.missing)} of {len(files.shards)} shards missing"
+            reason = f"{count}: {_gone(files.missing)}; {magic.AGAIN}"
+            raise FormatError(reason, filename=named, tensor=_first_tensor(files))
+        return files
     several = [_text(path) for path in paths]
     if not several:
         raise errors.ArgumentError("no path given")
@@ -103,36 +111,72 @@ def resolve(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
     return ModelFiles(tuple(Shard(path, path) for path in several))
 
 
-def _resolve_folder(folder: str) -> ModelFiles:
+def find(path: str | os.PathLike[str]) -> ModelFiles:
+    """The files of the model at one path, those included that are not there (`missing`): what is loaded, and what is checked.
+
+    Raises as `resolve` does, but for missing shards.
+    """
+    name = _text(path)
+    if stat.S_ISDIR(_stat(name).st_mode):
+        return _find_in_folder(name)
+    return _find_by_index(name) if name.endswith(_INDEX_SUFFIX) else ModelFiles((Shard(name, name),))
+
+
+def holds_model(folder: str) -> bool:
+    """Whether a folder has something that `find` takes for a model, or is a pipeline's root. False where it cannot be listed."""
+    return any(_is_model(n, folder) or n == PIPELINE_NAME for n in _entries(folder))
+
+
+def _is_model(name: str, folder: str) -> bool:
+    if name.startswith("."):
+        return False
+    return name.endswith(_INDEX_SUFFIX) or (name.endswith(_SUFFIX) and not os.path.isdir(f"{folder}/{name}"))
+
+
+def _find_in_folder(folder: str) -> ModelFiles:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise errors.FileError.from_oserror(error, folder, "list the folder") from error
-    indexes = [name for name in names if name.endswith(_INDEX_SUFFIX) and not name.startswith(".")]
+    there = [name for name in names if _is_model(name, folder)]
+    indexes = [name for name in there if name.endswith(_INDEX_SUFFIX)]
     if INDEX_NAME in indexes:
         indexes = [INDEX_NAME]
     if len(indexes) > 1:
         raise errors.ArgumentError(
             f"{printable(folder)}: several indexes ({_listed(indexes)}); give the path of one"
         )
-    models = [
-        n
-        for n in names
-        if n.endswith(_SUFFIX) and not n.startswith(".") and not os.path.isdir(f"{folder}/{n}")
-    ]
+    models = [name for name in there if name.endswith(_SUFFIX)]
     if indexes:
-        return _resolve_index(os.path.join(folder, indexes[0]), models)
+        return _find_by_index(os.path.join(folder, indexes[0]), models)
     if not models:
-        message = (
-            f"{printable(folder)}: the folder holds no {_SUFFIX} file and no {INDEX_NAME}: name a folder that "
-            "does, or a file"
-        )
+        message = f"{printable(folder)}: the folder holds no {_SUFFIX} file and no {INDEX_NAME}: {_elsewhere(folder, names)}"
         raise errors.FileMissingError(message, errno.ENOENT, folder)
-    gaps = set(_numbered_gaps(models)).difference(models)
-    dangling = [name for name in models if not os.path.exists(os.path.join(folder, name))]
-    if gaps or dangling:
-        raise FormatError(f"missing shards: {_listed(sorted({*gaps, *dangling}))}", filename=folder)
-    return ModelFiles(tuple(Shard(os.path.join(folder, name), os.path.join(folder, name)) for name in models))
+    paths = [os.path.join(folder, name) for name in sorted({*models, *_numbered_gaps(models)})]
+    shards = tuple(Shard(path, path) for path in paths)
+    return ModelFiles(shards, missing=_missing(shards))
+
+
+def _elsewhere(folder: str, names: Sequence[str]) -> str:
+    """Where the models of a folder that holds none itself are, or what else to do."""
+    # The root of a model in the Hugging Face cache has one folder for each revision.
+    revisions = [f"snapshots/{name}" for name in _entries(f"{folder}/snapshots")]
+    below = [name for name in (*names, *revisions) if holds_model(f"{folder}/{name}")]
+    others = [name for name in names if name.endswith(_OTHERS)]
+    if below:
+        what = "it is a pipeline of several models" if PIPELINE_NAME in names else "there are models below it"
+        return f"{what}; name one of {_listed([os.path.join(folder, n) for n in below], 20)}"
+    if others:
+        return f"it has {_listed(others, 5)}; nobounce reads safetensors: fetch the model in that format, or convert it"
+    return "name a folder that does, or a file"
+
+
+def _entries(folder: str) -> list[str]:
+    """The names in a folder, sorted; none where it cannot be listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def _numbered_gaps(models: Sequence[str]) -> Iterable[str]:
@@ -141,27 +185,43 @@ def _numbered_gaps(models: Sequence[str]) -> Iterable[str]:
         yield from (f"{prefix}-{number:05d}-of-{total}{_SUFFIX}" for number in range(1, int(total) + 1))
 
 
-def _resolve_index(path: str, models: Sequence[str] = ()) -> ModelFiles:
+def _find_by_index(path: str, models: Sequence[str] = ()) -> ModelFiles:
     index = read_index(path)
     folder = os.path.dirname(path)
     names = sorted(set(index.weight_map.values()))
     shards = tuple(Shard(name, os.path.join(folder, name)) for name in names)
+    ignored = [name for name in models if name not in set(names)]
+    warnings = (f"not in the index, ignored: {_listed(ignored)}",) if ignored else ()
+    return ModelFiles(shards, index, warnings, _missing(shards))
+
+
+def _missing(shards: Sequence[Shard]) -> tuple[Shard, ...]:
     missing = []
     for shard in shards:
         try:
             os.stat(shard.path)
         except (FileNotFoundError, NotADirectoryError):
-            missing.append(shard.name)
+            missing.append(shard)
         except OSError as error:
             raise errors.FileError.from_oserror(error, shard.path, "examine a shard") from error
-    if missing:
-        reason = f"{len(missing)} of {len(shards)} shards missing: {_listed(missing)}"
-        raise FormatError(
-            reason, filename=path, tensor=next(t for t, s in index.weight_map.items() if s == missing[0])
-        )
-    ignored = [name for name in models if name not in set(names)]
-    warnings = (f"not in the index, ignored: {_listed(ignored)}",) if ignored else ()
-    return ModelFiles(shards, index, warnings)
+    return tuple(missing)
+
+
+def _gone(missing: Sequence[Shard]) -> str:
+    """The missing shards by name; a link with what it names, as download caches have them."""
+    shown = []
+    for shard in missing[:20]:
+        name = os.path.basename(shard.path) if shard.name == shard.path else shard.name
+        target = misnamed.link_target(shard.path)
+        link = "" if target is None else f" (a link to {printable(target)}, which is not there)"
+        shown.append(f"{printable(name)}{link}")
+    return ", ".join(shown) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
+
+
+def _first_tensor(files: ModelFiles) -> str | None:
+    """A tensor that the first missing shard would hold."""
+    tensors = files.index.weight_map.items() if files.index is not None else ()
+    return next((tensor for tensor, name in tensors if name == files.missing[0].name), None)
 
 
 def read_index(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT) -> Index:
@@ -192,6 +252,10 @@ def parse_index(raw: bytes, *, path: str) -> Index:
 
     if raw.startswith(b"\xef\xbb\xbf"):
         bad("the index begins with a byte order mark")
+    if not raw:
+        bad(f"the index is empty; {magic.AGAIN}")
+    if raw.lstrip()[:1] != b"{" and (real := magic.what_it_is(raw[: magic.HEAD])):
+        bad(real)
     try:
         root = loads(raw.decode())
     except UnicodeDecodeError as error:

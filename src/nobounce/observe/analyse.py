@@ -1,4 +1,7 @@
-"""From a trace to the figures of the report: sums over every transfer, and the few that are shown one by one."""
+"""From a trace to the figures of the report: sums over every transfer, and the few that are shown one by one.
+
+The records have been checked where they were read (`records`): what is there has its type, what is not there counts as nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +32,23 @@ def analyse(trace: Trace, limits: Mapping[str, float]) -> dict[str, Any]:
     transfers = [e for e in trace.events if e.get("cat") == "transfer" and _whole(e)]
     chunks = [e for e in trace.events if e.get("cat") in ("chunk", "copy") and _whole(e)]
     names = {
-        (e.get("pid"), e.get("tid")): str(e["args"].get("name", ""))
+        (e.get("pid"), e.get("tid")): e["args"].get("name", "")
         for e in trace.events
-        if e.get("ph") == "M" and e.get("name") == "thread_name" and isinstance(e.get("args"), dict)
+        if e.get("ph") == "M" and e.get("name") == "thread_name" and "args" in e
     }
     often = Counter(names.values())
     names = {key: name if often[name] == 1 else f"{name} {key[1]}" for key, name in names.items()}
-    batches = [e for e in trace.events if e.get("cat") == "batch" and isinstance(e.get("args"), dict)]
+    batches = [e for e in trace.events if e.get("cat") == "batch" and "args" in e]
     groups = [e for e in batches if _whole(e)]
     moves = [*transfers, *groups]
-    begin = min((float(e["ts"]) for e in [*moves, *chunks]), default=0.0)
-    end = max((float(e["ts"]) + float(e["dur"]) for e in [*moves, *chunks]), default=begin)
+    begin = min((e["ts"] for e in [*moves, *chunks]), default=0.0)
+    end = max((e["ts"] + e["dur"] for e in [*moves, *chunks]), default=begin)
     seconds = (end - begin) / 1e6
     moved = [e for e in transfers if _receipt(e)]  # not those that were refused or cancelled
     sums = _sums(transfers, batches)
-    shown = heapq.nlargest(MOST_SLICES, [*moves, *chunks], key=lambda e: float(e["dur"]))
-    shown.sort(key=lambda e: float(e["ts"]))
-    slow = heapq.nlargest(MOST_SLOW, moves, key=lambda e: float(e["dur"]))
+    shown = heapq.nlargest(MOST_SLICES, [*moves, *chunks], key=lambda e: e["dur"])
+    shown.sort(key=lambda e: e["ts"])
+    slow = heapq.nlargest(MOST_SLOW, moves, key=lambda e: e["dur"])
     processes = list(dict.fromkeys(e.get("pid") for e in trace.events))
     many = len(processes) > 1
     return {
@@ -71,21 +74,20 @@ def analyse(trace: Trace, limits: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _whole(event: Mapping[str, Any]) -> bool:
-    numbers = all(isinstance(event.get(k), int | float) for k in ("ts", "dur"))
-    return event.get("ph") == "X" and numbers and isinstance(event.get("args"), dict)
+    return event.get("ph") == "X" and all(k in event for k in ("ts", "dur", "args"))
 
 
 def _receipt(event: Mapping[str, Any]) -> dict[str, Any]:
-    found = event["args"].get("receipt")
-    return found if isinstance(found, dict) else {}
+    found: dict[str, Any] = event["args"].get("receipt", {})
+    return found
 
 
 def _bytes(event: Mapping[str, Any]) -> dict[str, int]:
     """Bytes by way: fastpath, fallback and the cached part of it taken out."""
     r = _receipt(event)
-    cached = int(r.get("cached_bytes", 0))
-    fallback = int(r.get("fallback_bytes", 0)) - cached
-    return {"fastpath": int(r.get("fastpath_bytes", 0)), "fallback": fallback, "cached": cached}
+    cached = r.get("cached_bytes", 0)
+    fallback = max(0, r.get("fallback_bytes", 0) - cached)
+    return {"fastpath": r.get("fastpath_bytes", 0), "fallback": fallback, "cached": cached}
 
 
 def _sums(transfers: list[dict[str, Any]], batches: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,23 +98,22 @@ def _sums(transfers: list[dict[str, Any]], batches: list[dict[str, Any]]) -> dic
     for e in [*transfers, *batches]:
         r, args = _receipt(e), e["args"]
         for name in ("fastpath_bytes", "fallback_bytes", "cached_bytes", "host_traffic_bytes"):
-            out[name] += int(r.get(name, 0))
+            out[name] += r.get(name, 0)
         out["errors"] += "error" in args
         out["retries"] += len(r.get("retries", ()))
-        out["batch_requests"] += int(args.get("requests", 0))
-        codes = args.get("refused", ())
-        refused.update(codes if isinstance(codes, dict) else [str(c) for c in codes])
+        out["batch_requests"] += args.get("requests", 0)
+        refused.update(args.get("refused", ()))
         for code, nbytes in r.get("reasons", {}).items():
             backend = "fastpath" if code == "direct" else "fallback"
             if not r.get("fallback_bytes"):
                 backend = "fastpath"
             elif not r.get("fastpath_bytes"):
                 backend = "fallback"
-            reasons[backend, str(code)] = reasons.get((backend, str(code)), 0) + int(nbytes)
+            reasons[backend, code] = reasons.get((backend, code), 0) + nbytes
         statuses = args.get("statuses", {})
-        out["errors"] += sum(int(statuses.get(s, 0)) for s in ("failed", "timeout"))
+        out["errors"] += sum(statuses.get(s, 0) for s in ("failed", "timeout"))
     out["by_reason"] = [{"backend": b, "reason": c, "nbytes": n} for (b, c), n in sorted(reasons.items())]
-    out["refused"] = {code: int(n) for code, n in sorted(refused.items())}
+    out["refused"] = dict(sorted(refused.items()))
     return out
 
 
@@ -121,7 +122,7 @@ def _throughput(transfers: list[dict[str, Any]], begin: float, length: float) ->
     width = length / BINS
     bins = {way: [0.0] * BINS for way in ("fastpath", "fallback", "cached")}
     for e in transfers:
-        first, span = float(e["ts"]) - begin, max(float(e["dur"]), 1e-3)
+        first, span = e["ts"] - begin, max(e["dur"], 1e-3)
         a, b = int(first / width), min(BINS - 1, int((first + span) / width))
         for way, nbytes in _bytes(e).items():
             if nbytes:
@@ -139,14 +140,14 @@ def _throughput(transfers: list[dict[str, Any]], begin: float, length: float) ->
 def _sizes(transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     counts = [0] * SIZE_BUCKETS
     for e in transfers:
-        counts[size_bucket(int(e["args"].get("nbytes", 0)))] += 1
+        counts[size_bucket(e["args"].get("nbytes", 0))] += 1
     return [{"bucket": k, "label": size_label(k), "count": n} for k, n in enumerate(counts) if n]
 
 
 def _latencies(transfers: list[dict[str, Any]]) -> dict[str, Any]:
     counts = [0] * LATENCY_BUCKETS
     for e in transfers:
-        counts[latency_bucket(int(float(e["dur"]) * 1000))] += 1
+        counts[latency_bucket(int(e["dur"] * 1000))] += 1
     return {
         "buckets": [
             {"from_us": latency_floor(k), "to_us": latency_floor(k + 1), "count": n}
@@ -162,10 +163,10 @@ def _rates(transfers: list[dict[str, Any]]) -> dict[str, float]:
     spans: dict[str, list[tuple[float, float]]] = {}
     moved: dict[str, int] = {}
     for e in transfers:
-        for way, nbytes in _bytes(e).items():
+        for way, nbytes in _bytes(e).items() if e.get("name") in ("read", "write") else ():
             if nbytes:
-                key = f"{way} {e.get('name')}"
-                spans.setdefault(key, []).append((float(e["ts"]), float(e["ts"]) + float(e["dur"])))
+                key = f"{way} {e['name']}"
+                spans.setdefault(key, []).append((e["ts"], e["ts"] + e["dur"]))
                 moved[key] = moved.get(key, 0) + nbytes
     rates = {}
     for key, found in spans.items():
@@ -173,7 +174,7 @@ def _rates(transfers: list[dict[str, Any]]) -> dict[str, float]:
         for start, end in sorted(found):
             busy += max(0.0, end - max(start, until))
             until = max(until, end)
-        if busy > 0 and key.split()[1] in ("read", "write") and key != "cached write":
+        if busy > 0 and key != "cached write":
             rates[key] = moved[key] / (busy / 1e6)
     return rates
 
@@ -190,14 +191,14 @@ def _slice(e: dict[str, Any], begin: float, names: Mapping[Any, str], many: bool
         else "fastpath"
     )
     if e["cat"] == "chunk":
-        way = str(e.get("name", "")).split(" ")[0]
+        way = e.get("name", "").split(" ")[0]
     elif e["cat"] == "copy":
         way = "copy"
     return {
         "track": f"{e.get('pid')} {track}" if many else track,
-        "from_ms": (float(e["ts"]) - begin) / 1e3,
-        "to_ms": (float(e["ts"]) + float(e["dur"]) - begin) / 1e3,
-        "name": str(e.get("name", "")),
+        "from_ms": (e["ts"] - begin) / 1e3,
+        "to_ms": (e["ts"] + e["dur"] - begin) / 1e3,
+        "name": e.get("name", ""),
         "kind": e["cat"],
         "way": way if way in ("fastpath", "fallback", "copy", "error") else "fallback",
         "args": args,
@@ -206,11 +207,10 @@ def _slice(e: dict[str, Any], begin: float, names: Mapping[Any, str], many: bool
 
 def _counted(trace: Trace) -> dict[str, Any] | None:
     """What the processes' own counters said at their ends; None where one was cut off."""
-    found = [p.get("stats") for p in trace.processes]
-    stats = [s for s in found if isinstance(s, dict) and s.get("level")]
-    if trace.cut or not stats or len(stats) != len(found):
+    stats = [p["stats"] for p in trace.processes if p.get("stats", {}).get("level")]
+    if trace.cut or not stats or len(stats) != len(trace.processes):
         return None
     return {
-        k: sum(int(s.get(k, 0)) for s in stats)
+        k: sum(s.get(k, 0) for s in stats)
         for k in ("fastpath_bytes", "fallback_bytes", "cached_bytes", "errors")
     }

@@ -1,6 +1,7 @@
 """Reading traces back: whole ones, and those of processes that were killed while they wrote.
 
-A trace of ours has one event a line, so a file that ends in the middle is good up to its last whole line.
+A trace of ours has one event a line, so a file that ends in the middle is good up to its last whole line. A line before that one
+that is no event, or an event that is not what it claims (`records`), refuses the file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from nobounce.errors import FileError, FormatError
 from nobounce.facts import regular
+from nobounce.observe import records
 from nobounce.observe.trace import SCHEMA
 
 Event = dict[str, Any]
@@ -31,7 +33,7 @@ class Trace:
     @property
     def dropped(self) -> int:
         """Events over the limit that were not written."""
-        return sum(int(p.get("dropped", 0)) for p in self.processes)
+        return sum(p.get("dropped", 0) for p in self.processes)
 
 
 def find(path: str) -> list[str]:
@@ -67,17 +69,21 @@ def _read_one(path: str, trace: Trace) -> None:
                 _read_foreign(path, first + f.read(), trace)
                 return
             ended = False
-            for line in f:
-                text = line.rstrip("\n")
-                if text.startswith(_END):
-                    other = _parse(text[len(_END) : text.rindex("}")])
-                    if isinstance(other, dict):
-                        trace.processes += other.get("processes", [other])
-                        ended = True
+            for number, line in enumerate(f, 2):
+                text = line.rstrip(",\n")
+                if not text:
                     continue
-                event = _parse(text.rstrip(","))
-                if isinstance(event, dict):
-                    trace.events.append(event)
+                try:
+                    if text.startswith(_END):
+                        _add_end(records.loads(text[len(_END) : -1]), trace, path, f"line {number}")
+                        ended = True
+                    else:
+                        trace.events.append(_checked(records.loads(text), path, f"line {number}"))
+                except ValueError as e:
+                    if isinstance(e, FormatError):
+                        raise
+                    if line.endswith("\n"):
+                        raise FormatError(f"line {number}: not JSON: {e!s:.200}", filename=path) from None
             trace.cut += not ended
     except OSError as e:
         raise FileError.from_oserror(e, path, "read") from e
@@ -85,20 +91,34 @@ def _read_one(path: str, trace: Trace) -> None:
 
 def _read_foreign(path: str, text: str, trace: Trace) -> None:
     """A trace that another tool has written out again."""
-    whole = _parse(text)
+    try:
+        whole = records.loads(text)
+    except ValueError as e:
+        raise FormatError(f"not a trace in Chrome's JSON format: {e!s:.200}", filename=path) from None
     events = whole.get("traceEvents") if isinstance(whole, dict) else whole
-    if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
-        raise FormatError("not a trace in Chrome's JSON format", filename=path)
-    trace.events += events
-    other = whole.get("otherData") if isinstance(whole, dict) else None
-    if isinstance(other, dict):
-        trace.processes += other.get("processes", [other])
+    if not isinstance(events, list):
+        raise FormatError("not a trace in Chrome's JSON format: it has no list traceEvents", filename=path)
+    trace.events += [_checked(event, path, f"event {i}") for i, event in enumerate(events)]
+    if isinstance(whole, dict) and "otherData" in whole:
+        _add_end(whole["otherData"], trace, path, "the end")
+
+
+def _checked(event: Any, path: str, place: str) -> Event:
+    if wrong := records.event_fault(event):
+        raise FormatError(f"{place}: {wrong}", filename=path)
+    return event  # type: ignore[no-any-return]
+
+
+def _add_end(other: Any, trace: Trace, path: str, place: str) -> None:
+    if wrong := records.end_fault(other):
+        raise FormatError(f"{place}: {wrong}", filename=path)
+    trace.processes += other.get("processes", [other])
 
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text) if text.strip() else None
-    except (ValueError, RecursionError):
+        return records.loads(text) if text.strip() else None
+    except ValueError:
         return None
 
 
@@ -132,9 +152,9 @@ def _lines(paths: Iterable[str], ends: Trace) -> Iterator[str]:
             for line in f:
                 text = line.rstrip("\n").rstrip(",")
                 if text.startswith(_END):
-                    other = _parse(text[len(_END) : text.rindex("}")])
-                    ended = isinstance(other, dict)
+                    other = _parse(text[len(_END) : -1])
+                    ended = not records.end_fault(other)
                     ends.processes += [other] if ended else []
-                elif isinstance(_parse(text), dict):
+                elif not records.event_fault(_parse(text)):
                     yield text
             ends.cut += not ended

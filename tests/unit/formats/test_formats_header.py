@@ -71,7 +71,7 @@ def test_C1_nothing_is_read_or_allocated_for_a_declared_length(declared: int) ->
 
     with pytest.raises(errors.FormatError):
         read_header(Counting(declared.to_bytes(8, "little") + bytes(52)), path="m", file_nbytes=60)
-    assert Counting.asked == 8
+    assert Counting.asked <= 512  # the length, and a look at what the file is
 
 
 def test_C2_header_over_the_limit(tmp_path: Path) -> None:
@@ -471,10 +471,6 @@ def test_deep_nesting_is_a_format_error(deep: str) -> None:
 @pytest.mark.parametrize("missing", ["dtype", "shape", "data_offsets"])
 def test_a_missing_field_is_named(missing: str) -> None:
     assert missing in str(refused({"a": {k: v for k, v in A.items() if k != missing}}))
-
-
-def test_an_extra_field_is_named() -> None:
-    assert "'stride'" in str(refused({"a": {**A, "stride": [1]}}))
 
 
 @pytest.mark.parametrize("span", [[], [0], [0, 4, 4], {"0": 4}, "04", None, 4])

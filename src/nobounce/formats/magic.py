@@ -1,0 +1,75 @@
+"""What a file really is, told by its first bytes, where it is not the model file that it was taken for.
+
+Downloads bring error pages and pointers under the name that was asked for, and checkpoints of other kinds are renamed. The
+signatures are those of file(1); Git LFS: github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
+"""
+
+from __future__ import annotations
+
+import re
+
+from nobounce.errors import printable
+
+HEAD = 512
+"""Bytes from the beginning of a file that tell what it is."""
+
+AGAIN = "download the file again"
+_UNPACK = "unpack it and name the file inside"
+_CONVERT = (
+    "nobounce reads safetensors: convert it with "
+    "safetensors.torch.save_file(torch.load(OLD, weights_only=True, map_location='cpu'), NEW)"
+)
+_LFS = re.compile(rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/")
+_LFS_SIZE = re.compile(rb"\nsize ([0-9]{1,19})\n")
+_PAGE = re.compile(rb"\s*<(?:!doctype|html|head|body|\?xml|!--|error)", re.IGNORECASE)
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_JSON = re.compile(rb"\s*[{\[]\s*[\"{\[}\]]")
+_STARTS = (
+    (b"GGUF", "a GGUF file", "nobounce reads safetensors: fetch the model in that format"),
+    (b"\x93NUMPY", "an array of NumPy", "numpy.load reads it"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "nobounce reads safetensors: fetch the model in that format"),
+    (b"\x1f\x8b", "compressed by gzip", _UNPACK),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", _UNPACK),
+    (b"\xfd7zXZ\0", "compressed by xz", _UNPACK),
+    (b"BZh", "compressed by bzip2", _UNPACK),
+)
+
+
+def what_it_is(head: bytes) -> str | None:
+    """A sentence that names the kind of file that begins with `head` (up to `HEAD` bytes) and says what to do; None where
+    the bytes do not tell, or are those of a safetensors file.
+    """
+    if _LFS.match(head):
+        size = _LFS_SIZE.search(head)
+        held = f" of {int(size[1]):,} bytes" if size else ""
+        return f"this is a Git LFS pointer, which stands for the file{held}: `git lfs pull` in its repository fetches it"
+    if _PAGE.match(head):
+        return f"this is a web page or a server's error, not the file: {AGAIN}, logged in where it needs that"
+    if head.startswith((b"PK\3\4", b"PK\5\6")):
+        if b".npy" in head:
+            return "this is an archive of NumPy arrays (npz): numpy.load reads it"
+        if b"/data.pkl" in head or b"/byteorder" in head or b"/version" in head:
+            return f"this is a PyTorch checkpoint (a zip archive with a pickle): {_CONVERT}"
+        return f"this is a zip archive: {_UNPACK}"
+    if _PICKLE.match(head):
+        return f"this is a pickle, as older PyTorch checkpoints are: {_CONVERT}"
+    for start, kind, cure in _STARTS:
+        if head.startswith(start):
+            return f"this is {kind}: {cure}"
+    if head[257:262] == b"ustar":
+        return f"this is a tar archive: {_UNPACK}"
+    if not head.strip(b"\0"):
+        return f"the file begins with zeros, as an unfinished download does: {AGAIN}"
+    if _JSON.match(head):
+        return f"this is JSON text: an index is named *.safetensors.index.json; if it is a server's answer, {AGAIN}"
+    return _text(head)
+
+
+def _text(head: bytes) -> str | None:
+    try:
+        shown = head[:60].decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    if not all(c.isprintable() or c in "\t\r\n" for c in shown):
+        return None
+    return f"this is text ({printable(shown[:40])!r}): if it is a server's answer, {AGAIN}"
