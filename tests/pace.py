@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 TURNS = 2000
 USUAL_SECONDS = 0.13e-6 * TURNS
-"""What `_turns` takes on the machine that the limits were set on, an EPYC of 2 cores left alone."""
+"""What `turns` takes on the machine that the limits were set on, an EPYC of 2 cores left alone."""
 
 
-def _turns() -> float:
+def turns() -> float:
     """Seconds for a fixed piece of what interpreters do all day: tuples, hashes, sums."""
     sums: dict[tuple[int, str], int] = {}
     begin = time.perf_counter()
@@ -27,9 +27,9 @@ def assert_takes_under(limit: float, measure: Callable[[], float], *, tries: int
     """
     samples, yardsticks = [], []
     for _ in range(tries):
-        yardsticks += [_turns(), _turns()]
+        yardsticks += [turns(), turns()]
         samples.append(measure())
-        yardsticks.append(_turns())
+        yardsticks.append(turns())
         slow = max(1.0, min(yardsticks) / USUAL_SECONDS)
         if min(samples) < limit * (slow if len(samples) >= 3 else 1.0):
             return

@@ -114,7 +114,7 @@ class FormatError(NobounceError, ValueError):
         self.reason, self.filename, self.tensor, self.offset = reason, filename, tensor, offset
         where = [named(filename)] if filename is not None else []
         if tensor is not None:
-            where.append(f"tensor {tensor!r}")
+            where.append(f"tensor {clip(tensor)!r}")
         if offset is not None:
             where.append(f"offset {offset}")
         super().__init__(f"{', '.join(where)}: {reason}" if where else reason)
@@ -352,6 +352,11 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text
     )
+
+
+def clip(text: str, limit: int = 200) -> str:
+    """`text` short enough for a message."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
 def json_kind(value: Any) -> str:

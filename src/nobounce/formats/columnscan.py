@@ -4,7 +4,7 @@ A header of 20,000 tensors costs 27 ms in Python however it is cut up, because t
 strings costs, and until it is checked nothing may move. Here no string is made: the quotes of the text are found in one pass, ten
 for each tensor; what stands between them is compared with what has to stand there, and the numbers are read digit by digit, all
 tensors at once. Names are told apart by a hash: if all hashes differ, so do the names. The strings and tuples are made later, when
-the bytes are already moving.
+the bytes are already moving. The text is read in windows, so that a long header costs a few bytes a tensor beside itself.
 
 Only a header that is beyond doubt passes: ASCII in a writer's usual spelling, tensors in the order of the file, no gap, no
 overlap, sizes as dtype and shape give them. All others go the way of `fastscan` and of the JSON parser, which also words errors.
@@ -13,26 +13,27 @@ overlap, sizes as dtype and shape give them. All others go the way of `fastscan`
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nobounce.dtypes import DTYPES, DType
 from nobounce.formats import fastscan
-from nobounce.formats.tensorinfo import TensorInfo
+from nobounce.formats.columns import DTYPE_LIST, Columns
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
-    Rows = Iterable[tuple[str, DType, tuple[int, ...], int, int]]
+    from nobounce.formats.columns import Ints
+
     Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 MIN_NBYTES = 128 << 10
 """Shorter headers are not worth the overhead of some 300 calls."""
 
-PART = 512
-"""Tensors described at a time: some 0.2 ms."""
+LARGE = 4 << 20
+"""From this size on a header is read by columns alone, and numpy is imported for it: objects would take many times its size."""
 
+_WINDOW = (
+    5 << 19
+)  # bytes of text looked at at once, in some twenty arrays of as many numbers as it has tensors
 _HEAD = 64 << 10  # beginning of the text, in which metadata and the first entry are looked for
 _HEAP = 16 << 20
 _BLOCK = 256 << 10
@@ -41,81 +42,43 @@ _QUOTES = 10  # of one entry
 _MOST_DIGITS = 18
 _MOST_RANK = 8
 _MOST_NAME = 512
-_MOST_KINDS = 64
+_KINDS = {d.name.encode(): k for k, d in enumerate(DTYPE_LIST)}
 _LIMIT = float(1 << 62)
 _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
-class Columns:
-    """The tensors of a header, in the order of the file, as arrays: where each begins and ends in the data section.
+class Found(NamedTuple):
+    """The columns of a header and the value of __metadata__."""
 
-    `metadata` is the value of __metadata__. `infos` and `parts` make the objects.
-    """
-
-    def __init__(
-        self,
-        raw: bytes,
-        names: tuple[Ints, Ints],
-        dtypes: list[DType],
-        kinds: Ints,
-        dims: list[Ints],
-        ranks: Ints,
-        bounds: tuple[Ints, Ints],
-        metadata: Any,
-    ) -> None:
-        self._raw, self._names, self._dtypes, self._kinds = raw, names, dtypes, kinds
-        self._dims, self._ranks, self._bounds, self.metadata = dims, ranks, bounds, metadata
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-    def aligned(self, lead: int, align: int) -> bool:
-        """Whether each tensor, `lead` bytes after its place in the data section, lies at a multiple of `align` and of what its
-        dtype wants. Empty tensors lie nowhere."""
-        import numpy as np
-
-        wants = np.array([max(d.alignment, align) - 1 for d in self._dtypes], np.int64)[self._kinds]
-        starts, ends = self._bounds
-        return not ((starts + lead) & wants)[starts < ends].any()
-
-    def infos(self) -> Iterator[TensorInfo]:
-        """Each tensor described, in the order of the file."""
-        for rows in self.parts():
-            yield from map(TensorInfo._make, rows)
-
-    def parts(self) -> Iterator[Rows]:
-        """(name, dtype, shape, start, end) of each tensor, `PART` tensors at a time."""
-        text, dtypes = self._raw.decode(), self._dtypes
-        for at in range(0, len(self), PART):
-            part = slice(at, at + PART)
-            firsts, lasts = (n[part].tolist() for n in self._names)
-            names = [text[a:b] for a, b in zip(firsts, lasts, strict=True)]
-            kinds = [dtypes[k] for k in self._kinds[part].tolist()]
-            starts, ends = (b[part].tolist() for b in self._bounds)
-            yield zip(names, kinds, self._shapes(part), starts, ends, strict=True)
-
-    def _shapes(self, part: slice) -> list[tuple[int, ...]]:
-        ranks = self._ranks[part].tolist()
-        whole = list(zip(*(d[part].tolist() for d in self._dims), strict=True)) if self._dims else []
-        most = len(self._dims)
-        # dims[0] is the last dimension: the text is read backwards
-        return (
-            [whole[i][r - 1 :: -1] if r else () for i, r in enumerate(ranks)] if most else [()] * len(ranks)
-        )
+    columns: Columns
+    metadata: Any
 
 
-def scan(raw: bytes, data_nbytes: int) -> Columns | None:
+def scan(raw: bytes, data_nbytes: int) -> Found | None:
     """The columns of a header of a data section of `data_nbytes` bytes, checked; None where others should look. Pure."""
-    if len(raw) < MIN_NBYTES or "numpy" not in sys.modules or not raw.isascii() or b"\\" in raw:
+    if len(raw) < MIN_NBYTES or not (len(raw) >= LARGE or "numpy" in sys.modules):
         return None
-    found = fastscan.outline(raw[:_HEAD].decode(), raw[-fastscan.TAIL :].decode(), len(raw))
-    if found is None or found.spelling.offsets_first:
+    if not raw.isascii() or b"\\" in raw:
         return None
-    return _Scan(raw, found).columns(raw, found.metadata, data_nbytes)
+    outline = fastscan.outline(raw[:_HEAD].decode(), raw[-fastscan.TAIL :].decode(), len(raw))
+    if outline is None or outline.spelling.offsets_first:
+        return None
+    columns = _Scan(raw, outline).columns(data_nbytes)
+    return None if columns is None else Found(columns, outline.metadata)
+
+
+class _Window(NamedTuple):
+    """What a stretch of the text has come to: as `Columns` wants it, and the names' hashes."""
+
+    names: tuple[Ints, Ints]
+    shapes: tuple[Ints, Ints]
+    kinds: Ints
+    ends: Ints
+    hashes: Words
 
 
 class _Scan:
-    """The text as bytes, and as the eight bytes that begin at each place."""
+    """The text as bytes, and as the eight bytes that begin at each place. `_at` and `_end` bound the window."""
 
     def __init__(self, raw: bytes, found: fastscan.Outline) -> None:
         import numpy as np
@@ -123,14 +86,50 @@ class _Scan:
         self._np = np
         # Freed, it has glibc keep the memory of smaller arrays for the next one, instead of mapping and zeroing it each time.
         np.empty(_HEAP, np.uint8)
-        self._at, self._end, self._space = found.position, found.end, found.spelling.space
+        self._raw, self._last, self._space = raw, found.end, found.spelling.space
+        self._at = self._end = self._from = found.position
         self._bytes = np.frombuffer(raw, np.uint8)
         self._eight: Words = np.ndarray((len(raw) - 7,), "<u8", self._bytes, strides=(1,))
         self._masks: Words = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 
-    def columns(self, raw: bytes, metadata: Any, data_nbytes: int) -> Columns | None:
+    def columns(self, data_nbytes: int) -> Columns | None:
+        np = self._np
+        windows: list[_Window] = []
+        covered = 0
+        while self._from < self._last:
+            window = self._next(covered) if self._advance() else None
+            if window is None:
+                return None
+            windows.append(window)
+            covered = int(window.ends[-1])
+        if covered != data_nbytes or not windows:
+            return None
+        hashes = np.concatenate([w.hashes for w in windows])
+        hashes.sort()
+        if (hashes[1:] == hashes[:-1]).any():
+            return None
+        del hashes
+        ends = np.concatenate([w.ends for w in windows])
+        names, shapes = (
+            tuple(np.concatenate([getattr(w, what)[side] for w in windows]) for side in (0, 1))
+            for what in ("names", "shapes")
+        )
+        kinds = np.concatenate([w.kinds for w in windows])
+        return Columns(self._raw, names, shapes, kinds, np.append(0, ends[:-1]), ends)
+
+    def _advance(self) -> bool:
+        """Move on to the next window, which ends behind the "}" of an entry; False where no entry ends near enough."""
+        self._at, self._end = self._from, self._last
+        if self._last - self._at > _WINDOW:
+            between = f']}},{self._space}"'.encode()
+            self._end = self._raw.rfind(between, self._at, self._at + _WINDOW) + len("]}")
+        self._from = self._end + 1 + len(self._space)
+        return self._end > self._at
+
+    def _next(self, covered: int) -> _Window | None:
+        """The tensors of the window, the first of which must begin at `covered`."""
         np, gap = self._np, len(self._space)
-        count = raw.count(b'"', self._at, self._end)
+        count = self._raw.count(b'"', self._at, self._end)
         quotes = self._quotes(count) if count and count % _QUOTES == 0 else None
         if quotes is None:
             return None
@@ -139,19 +138,21 @@ class _Scan:
         after = np.append(q[0][1:], self._end + 1 + gap)
         if not self._printed_as_known(q, after):
             return None
-        names = q[0] + 1, q[1]
         kinds = self._dtypes(q[4] + 1, q[5])
-        shapes = self._dims(q[7] + 3 + gap, q[8] - 2 - gap)
-        if kinds is None or shapes is None:
+        shapes = q[7] + 3 + gap, q[8] - 2 - gap
+        dims = self._dims(*shapes)
+        if kinds is None or dims is None:
             return None
-        needed = self._needed(*kinds, shapes[0])
-        ends = self._ends(q[9] + 3 + gap, after - 3 - gap)
-        if needed is None or ends is None or ends[-1] != data_nbytes:
+        needed = self._needed(kinds, dims)
+        ends = self._ends(q[9] + 3 + gap, after - 3 - gap, covered)
+        if needed is None or ends is None:
             return None
-        starts = np.append(0, ends[:-1])
-        if (ends - starts != needed).any() or not self._named_well(*names):
+        hashes = self._hashes(q[0] + 1, q[1]) if (np.diff(ends, prepend=covered) == needed).all() else None
+        if hashes is None:
             return None
-        return Columns(raw, names, *kinds, *shapes, (starts, ends), metadata)
+        small = np.uint32  # a header is shorter than 4 GiB
+        bounds = [(a.astype(small), b.astype(small)) for a, b in ((q[0] + 1, q[1]), shapes)]
+        return _Window(bounds[0], bounds[1], kinds, ends, hashes)
 
     def _quotes(self, count: int) -> Ints | None:
         """Where the `count` quotes stand; None where there is a control character. Fresh memory is what costs here: little of it."""
@@ -214,23 +215,20 @@ class _Scan:
                 return False
         return True
 
-    def _dtypes(self, first: Ints, end: Ints) -> tuple[list[DType], Ints] | None:
+    def _dtypes(self, first: Ints, end: Ints) -> Ints | None:
         np = self._np
         length = end - first
         if (length < 1).any() or (length > 8).any():
             return None
         key = self._load(first) & self._masks[length]
-        kind = np.full(len(key), -1, np.int64)
-        found: list[DType] = []
+        kind: Ints = np.full(len(key), -1, np.int8)
         while (left := np.flatnonzero(kind < 0)).size:
             one = key[left[0]]
-            name = int(one).to_bytes(8, "little").rstrip(b"\0").decode()
-            dtype = DTYPES.get(name)
-            if dtype is None or len(found) == _MOST_KINDS:
+            index = _KINDS.get(int(one).to_bytes(8, "little").rstrip(b"\0"))
+            if index is None:
                 return None
-            kind[key == one] = len(found)
-            found.append(dtype)
-        return found, kind
+            kind[key == one] = index
+        return kind
 
     def _number(self, first: Ints, end: Ints) -> tuple[Ints, Ints] | None:
         """(values, places where each begins) of the numbers that end before `end`, not before `first`."""
@@ -257,14 +255,15 @@ class _Scan:
         """Whether a comma, and a space in this spelling, stands right before each of the places."""
         return self._reads(before - 1 - len(self._space), f",{self._space}")
 
-    def _ends(self, first: Ints, end: Ints) -> Ints | None:
-        """Where each range ends, if the first begins at 0 and each other where the one before ends, digit by digit."""
+    def _ends(self, first: Ints, end: Ints, covered: int) -> Ints | None:
+        """Where each range ends, if the first begins at `covered` and each other where the one before ends, digit by digit."""
         upper = self._number(first, end)
         if upper is None or not self._comma(upper[1]):
             return None
         value, begin = upper
         length, want = begin - 1 - len(self._space) - first, end - begin
-        if length[0] != 1 or self._bytes[first[0]] != 48 or (length[1:] != want[:-1]).any():
+        at = int(first[0])
+        if self._raw[at : at + int(length[0])] != str(covered).encode() or (length[1:] != want[:-1]).any():
             return None
         for k in range(0, int(want.max()), 8):
             here, there = (self._load(p + k) for p in (first[1:], begin[:-1]))
@@ -273,9 +272,9 @@ class _Scan:
                 return None
         return value
 
-    def _dims(self, first: Ints, end: Ints) -> tuple[list[Ints], Ints] | None:
+    def _dims(self, first: Ints, end: Ints) -> list[Ints] | None:
+        """The dimensions, the last of each shape first, 1 where there is none."""
         np, width = self._np, 1 + len(self._space)
-        ranks = np.zeros(len(first), np.int64)
         dims: list[Ints] = []
         rows = np.flatnonzero(first < end)
         while rows.size:
@@ -287,19 +286,18 @@ class _Scan:
             column = np.ones(len(first), np.int64)
             column[rows] = found[0]
             dims.append(column)
-            ranks[rows] += 1
             more = found[1] != first[rows]
             rows, begin = rows[more], found[1][more]
             if not self._comma(begin):
                 return None
             end = end.copy()
             end[rows] = begin - width
-        return dims, ranks
+        return dims
 
-    def _needed(self, dtypes: list[DType], kind: Ints, dims: list[Ints]) -> Ints | None:
+    def _needed(self, kind: Ints, dims: list[Ints]) -> Ints | None:
         """Bytes that each tensor needs; None where 64 bits might not hold them or they are no whole bytes."""
         np = self._np
-        bits = np.array([d.bits for d in dtypes], np.int64)[kind]
+        bits = np.array([d.bits for d in DTYPE_LIST], np.int64)[kind]
         rough = bits.astype(np.float64)
         for column in dims:
             rough *= np.maximum(column, 1)  # a zero must not hide an overflow (case C16)
@@ -309,18 +307,17 @@ class _Scan:
             bits = bits * column
         return None if (bits & 7).any() else bits >> 3
 
-    def _named_well(self, first: Ints, end: Ints) -> bool:
-        """Whether no name is given twice or reserved: true only if it is certain."""
+    def _hashes(self, first: Ints, end: Ints) -> Words | None:
+        """A hash of each name, equal for equal names; None where one is reserved or very long."""
         np = self._np
         length = end - first
         longest = int(length.max())
         reserved = np.uint64(int.from_bytes(_RESERVED[:8], "little"))
         if longest > _MOST_NAME or ((length == len(_RESERVED)) & (self._load(first) == reserved)).any():
-            return False
+            return None
         seen = length.astype(np.uint64)
         for k in range(0, longest, 8):
             word = self._load(first + k)
             seen = (seen ^ (word & self._masks[np.clip(length - k, 0, 8)])) * np.uint64(_MULTIPLIER)
             seen ^= seen >> np.uint64(29)
-        seen.sort()
-        return not (seen[1:] == seen[:-1]).any()
+        return seen

@@ -19,22 +19,25 @@ below, which also words the errors.
 from __future__ import annotations
 
 import errno
+import functools
 import gc
+import itertools
 import json
 import os
 import stat
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from nobounce import errors
-from nobounce.errors import FormatError, json_kind, printable
+from nobounce.errors import FormatError, clip, json_kind, printable
 from nobounce.formats import columnscan, fastscan, magic
-from nobounce.formats.strictjson import Repeated, clip, loads
-from nobounce.formats.tensorinfo import Header, TensorInfo, layout
+from nobounce.formats.covering import Bad, covering, covering_columns, number
+from nobounce.formats.entries import BadText, Entries
+from nobounce.formats.strictjson import Repeated
+from nobounce.formats.tensorinfo import FIELDS, Header, TensorInfo, layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from nobounce.formats.columns import Columns
 
 __all__ = [
     "HEADER_LIMIT",
@@ -51,8 +54,6 @@ HEADER_LIMIT = 100_000_000
 """The longest header, in bytes, that safetensors opens."""
 
 _PIECE = 16 << 20
-_Bad = Callable[..., NoReturn]
-_FIELDS = ("dtype", "shape", "data_offsets")
 _MOST_EXTRA = 5
 """Unknown fields that a warning names."""
 
@@ -226,18 +227,16 @@ def _parse(raw: bytes, path: str, file_nbytes: int, data_offset: int, strict: bo
     if raw[-1:] == b"\0":
         bad("the header is padded with NUL bytes; use spaces", offset=begin + len(raw.rstrip(b"\0")))
     warnings: list[str] = []
-    columns = columnscan.scan(raw, file_nbytes - data_offset)
-    if columns is not None:
-        metadata = _metadata(columns.metadata, strict, bad, warnings)
+    data_nbytes = file_nbytes - data_offset
+    found = columnscan.scan(raw, data_nbytes)
+    if found is not None:
+        metadata = _metadata(found.metadata, strict, bad, warnings)
         return Header(
-            path, file_nbytes, len(raw), data_offset, None, metadata, tuple(warnings), columns=columns
+            path, file_nbytes, len(raw), data_offset, None, metadata, tuple(warnings), columns=found.columns
         )
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        bad("the header is not valid UTF-8", offset=begin + error.start)
-
-    scanned = fastscan.scan(text)
+    tensors: dict[str, TensorInfo] = {}
+    columns: Columns | None = None
+    scanned = _fast(raw, begin, bad) if len(raw) < columnscan.LARGE else None
     if scanned is not None:
         metadata = _metadata(scanned.metadata, strict, bad, warnings)
         tensors = scanned.tensors
@@ -245,26 +244,76 @@ def _parse(raw: bytes, path: str, file_nbytes: int, data_offset: int, strict: bo
             pairs = zip(tensors.values(), scanned.needed, strict=True)
             _wrong_size(*next(p for p in pairs if p[0].nbytes != p[1]), bad, data_offset)
     else:
-        try:
-            root = loads(text)
-        except ValueError as error:
-            position = len(text[: error.pos].encode()) if isinstance(error, json.JSONDecodeError) else 0
-            bad(
-                f"the header is not valid JSON: {clip(getattr(error, 'msg', str(error)))}",
-                offset=begin + position,
-            )
-        if isinstance(root, Repeated):
-            bad(f"{clip(root.key)!r} is given twice", tensor=root.key)
-        metadata = _metadata(root.pop("__metadata__", {}), strict, bad, warnings)
         extra: dict[str, str] = {}
-        tensors = {name: _entry(name, entry, bad, data_offset, extra) for name, entry in root.items()}
+        entries = Entries(raw)
+        try:
+            if len(raw) < columnscan.LARGE:
+                tensors = _by_name(entries, bad, data_offset, extra)
+            else:
+                columns = _gathered(entries, bad, data_offset, extra)
+        except BadText as error:
+            bad(error.reason, tensor=error.tensor, offset=begin + error.offset)
+        metadata = _metadata(entries.metadata, strict, bad, warnings)
         if extra:
             warnings.append(_ignored(extra))
-    tensors = _covering(tensors, file_nbytes - data_offset, bad, data_offset)
-    return Header(path, file_nbytes, len(raw), data_offset, tensors, metadata, tuple(warnings))
+    if columns is not None:
+        columns = covering_columns(columns, data_nbytes, bad, data_offset)
+    else:
+        tensors = covering(tensors, data_nbytes, bad, data_offset)
+    return Header(
+        path,
+        file_nbytes,
+        len(raw),
+        data_offset,
+        None if columns else tensors,
+        metadata,
+        tuple(warnings),
+        columns=columns,
+    )
 
 
-def _metadata(value: Any, strict: bool, bad: _Bad, warnings: list[str]) -> dict[str, str]:
+def _fast(raw: bytes, begin: int, bad: Bad) -> fastscan.Scan | None:
+    try:
+        return fastscan.scan(raw.decode())
+    except UnicodeDecodeError as error:
+        bad("the header is not valid UTF-8", offset=begin + error.start)
+
+
+def _by_name(entries: Entries, bad: Bad, data_offset: int, extra: dict[str, str]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for name, entry in itertools.chain.from_iterable(entries.batches()):
+        if name in tensors:
+            bad(f"{clip(name)!r} is given twice", tensor=name)
+        tensors[name] = _entry(name, entry, bad, data_offset, extra)
+    return tensors
+
+
+def _gathered(entries: Entries, bad: Bad, data_offset: int, extra: dict[str, str]) -> Columns | None:
+    """The tensors of a long header as columns, as there would be too many objects; None where there is none."""
+    from nobounce.formats.gather import LARGEST, Gather
+
+    def judge(name: str, entry: Any) -> TensorInfo:
+        info = _entry(name, entry, bad, data_offset, extra)
+        if info.end >= LARGEST:
+            bad(
+                f"truncated: its data ends at {number(info.end)}, beyond any file; {magic.AGAIN}",
+                tensor=name,
+            )
+        return info
+
+    gather = Gather(judge, functools.partial(_note, extra))
+    for pairs in entries.batches():
+        gather.add(pairs)
+    if gather.empty:
+        return None
+    columns = gather.columns()
+    twice = gather.repeated(columns)
+    if twice is not None:
+        bad(f"{clip(twice)!r} is given twice", tensor=twice)
+    return columns
+
+
+def _metadata(value: Any, strict: bool, bad: Bad, warnings: list[str]) -> dict[str, str]:
     if value is None:
         warnings.append("__metadata__ is null; it is taken as absent")
         return {}
@@ -282,19 +331,20 @@ def _metadata(value: Any, strict: bool, bad: _Bad, warnings: list[str]) -> dict[
     return value
 
 
-def _entry(name: str, entry: Any, bad: _Bad, data_offset: int, extra: dict[str, str]) -> TensorInfo:
-    """One tensor from its JSON object, its size checked. Fields that are not known go into `extra`, with the tensor's name."""
-    if isinstance(entry, Repeated):
-        bad(f"{clip(entry.key)!r} is given twice", tensor=name)
-    if not isinstance(entry, dict):
-        bad(f"expected an object with {', '.join(_FIELDS)}, found {json_kind(entry)}", tensor=name)
-    for field in _FIELDS:
+def _entry(name: str, entry: Any, bad: Bad, data_offset: int, extra: dict[str, str]) -> TensorInfo:
+    """One tensor from the pairs of its JSON object, its size checked. Fields that are not known go into `extra`."""
+    if not isinstance(entry, tuple):
+        bad(f"expected an object with {', '.join(FIELDS)}, found {json_kind(entry)}", tensor=name)
+    pairs, entry = entry, dict(entry)
+    if len(pairs) != len(entry):
+        keys = [key for key, _ in pairs]
+        bad(f"{clip(next(k for i, k in enumerate(keys) if k in keys[:i]))!r} is given twice", tensor=name)
+    for field in FIELDS:
         if field not in entry:
             bad(f"the field {field} is missing", tensor=name)
-    if len(entry) > len(_FIELDS):
-        for field in entry:
-            if field not in _FIELDS and len(extra) < _MOST_EXTRA:
-                extra.setdefault(field, name)
+    if len(entry) > len(FIELDS):
+        for field in entry.keys() - FIELDS:
+            _note(extra, field, name)
     span = entry["data_offsets"]
     if type(span) is not list or len(span) != 2:
         bad("data_offsets is not a list of two integers", tensor=name)
@@ -305,9 +355,9 @@ def _entry(name: str, entry: Any, bad: _Bad, data_offset: int, extra: dict[str, 
             tensor=name,
         )
     if start < 0 or end < 0:
-        bad(f"negative data_offsets [{_number(start)}, {_number(end)}]", tensor=name)
+        bad(f"negative data_offsets [{number(start)}, {number(end)}]", tensor=name)
     if end < start:
-        bad(f"reversed data_offsets [{_number(start)}, {_number(end)}]", tensor=name)
+        bad(f"reversed data_offsets [{number(start)}, {number(end)}]", tensor=name)
     found = layout(entry["dtype"], entry["shape"])
     if isinstance(found, str):
         bad(found, tensor=name)
@@ -317,6 +367,12 @@ def _entry(name: str, entry: Any, bad: _Bad, data_offset: int, extra: dict[str, 
     return info
 
 
+def _note(extra: dict[str, str], field: str, name: str) -> None:
+    """Keep a field that is not known, and the first tensor that has it."""
+    if len(extra) < _MOST_EXTRA:
+        extra.setdefault(field, name)
+
+
 def _ignored(extra: dict[str, str]) -> str:
     """The warning about fields that are not known."""
     shown = ", ".join(f"{clip(field)!r} (tensor {clip(name)!r})" for field, name in extra.items())
@@ -324,58 +380,12 @@ def _ignored(extra: dict[str, str]) -> str:
     return f"fields that are not known are ignored: {shown}{more}"
 
 
-def _wrong_size(info: TensorInfo, want: int, bad: _Bad, data_offset: int) -> NoReturn:
+def _wrong_size(info: TensorInfo, want: int, bad: Bad, data_offset: int) -> NoReturn:
     if info.end < info.start:
         bad(f"reversed data_offsets [{info.start}, {info.end}]", tensor=info.name)
-    need = f"{info.dtype.name} {list(info.shape)} needs {want} bytes"
+    need = f"{info.dtype.name} {clip(str(list(info.shape)))} needs {want} bytes"
     bad(
-        f"{need}, its data_offsets hold {_number(info.nbytes)}",
+        f"{need}, its data_offsets hold {number(info.nbytes)}",
         info.name,
         data_offset + min(info.start, 1 << 64),
     )
-
-
-def _covering(
-    tensors: dict[str, TensorInfo], data_nbytes: int, bad: _Bad, data_offset: int
-) -> dict[str, TensorInfo]:
-    """`tensors` in the order of the file, once they tile the data section exactly."""
-    infos = list(tensors.values())
-    if [i[3] for i in infos[1:]] != [i[4] for i in infos[:-1]]:
-        infos.sort(key=lambda i: (i[3], i[4]))
-        tensors = {i[0]: i for i in infos}
-    if (infos and infos[0].start != 0) or [i[3] for i in infos[1:]] != [i[4] for i in infos[:-1]]:
-        _broken(infos, bad, data_offset)
-    covered = infos[-1].end if infos else 0
-    if covered > data_nbytes:
-        last = next(i for i in infos if i.end > data_nbytes)
-        reason = f"truncated: missing {_number(covered - data_nbytes)} bytes"
-        more = f"the tensors need {_number(covered)} bytes of data, the file has {data_nbytes}"
-        bad(f"{reason} ({more}); {magic.AGAIN}", last.name, data_offset + data_nbytes)
-    if covered < data_nbytes:
-        bad(f"{data_nbytes - covered} bytes at the end belong to no tensor", offset=data_offset + covered)
-    return tensors
-
-
-def _broken(infos: Sequence[TensorInfo], bad: _Bad, data_offset: int) -> NoReturn:
-    """Names the first overlap, which is the worse fault, else the first hole."""
-    furthest = infos[0]
-    for info in infos[1:]:
-        if info.start < furthest.end:
-            mine = f"[{_number(info.start)}, {_number(info.end)})"
-            other = f"[{_number(furthest.start)}, {_number(furthest.end)}) of tensor {clip(furthest.name)!r}"
-            bad(f"its data {mine} overlaps {other}", info.name, data_offset + min(info.start, 1 << 64))
-        if info.end > furthest.end:
-            furthest = info
-    if infos[0].start > 0:
-        reason = (
-            f"the first {_number(infos[0].start)} bytes of the data section are not covered by any tensor"
-        )
-        bad(f"{reason} (the first byte, data offset 0, is not)", infos[0].name, data_offset)
-    before, after = next((a, b) for a, b in pairwise(infos) if b.start > a.end)
-    hole = f"hole at data offset {before.end}: {_number(after.start - before.end)} bytes belong to no tensor"
-    bad(f"{hole}, after tensor {clip(before.name)!r}", after.name, data_offset + before.end)
-
-
-def _number(value: int) -> str:
-    """A number for a message; an absurd one as its size: Python refuses to print thousands of digits."""
-    return str(value) if abs(value) < 1 << 128 else f"(a number of {value.bit_length()} bits)"

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nobounce import errors, misnamed
-from nobounce.errors import FormatError, printable
+from nobounce.errors import FormatError, clip, printable
 from nobounce.formats import magic
 from nobounce.formats.header import HEADER_LIMIT, open_regular
-from nobounce.formats.strictjson import Repeated, clip, loads
+from nobounce.formats.strictjson import Repeated, loads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

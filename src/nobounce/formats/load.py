@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nobounce.device import Device, default_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
 from nobounce.facts.pagecache import counted, estimate, residency
-from nobounce.formats.columnscan import PART
+from nobounce.formats.columns import PART
 from nobounce.formats.header import Header, read_header
 from nobounce.formats.index import ModelFiles, resolve, verify_index
 from nobounce.formats.placement import Placement, check_align, place, rounds
@@ -36,7 +36,7 @@ from nobounce.tensor import Tensor, import_framework, looks_on
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
-    from nobounce.formats.columnscan import Rows
+    from nobounce.formats.columns import Rows
 
 Framework = Literal["numpy", "torch"]
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

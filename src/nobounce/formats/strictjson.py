@@ -20,7 +20,8 @@ class Repeated:
         self.key = key
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Repeated:
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Repeated:
+    """For `object_pairs_hook`."""
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
@@ -31,19 +32,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Repeated:
     return found
 
 
-def _constant(text: str) -> NoReturn:
+def no_constant(text: str) -> NoReturn:
+    """For `parse_constant`: NaN and Infinity are refused."""
     raise ValueError(f"{text} is no JSON value")
 
 
-def _integer(text: str) -> int | float:
+def integer(text: str) -> int | float:
+    """For `parse_int`."""
     # "-0" is a float to readers in other languages, and Python refuses to convert very long integers
     if text == "-0" or len(text) > 40:
         return float(text)
     return int(text)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
-_CAREFUL = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
+_DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant)
+_CAREFUL = json.JSONDecoder(object_pairs_hook=object_of, parse_constant=no_constant, parse_int=integer)
 _ODD_INTEGER = re.compile(r"-0(?![.0-9])|[0-9]{41}")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -60,7 +63,7 @@ def loads(text: str) -> Any:
         value = decoder.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if _SURROGATE_ESCAPE.search(text) and _lone(value):
+    if _SURROGATE_ESCAPE.search(text) and lone_surrogate(value):
         raise ValueError("a string holds half of a surrogate pair")
     return value
 
@@ -74,23 +77,19 @@ def raw_decode(text: str, start: int) -> tuple[Any, int]:
     return loads(text[start:end]), end
 
 
-def _lone(value: Any) -> bool:
+def lone_surrogate(value: Any) -> bool:
+    """Whether a string anywhere in a JSON value holds half of a surrogate pair."""
     todo = [value]
     while todo:
         item = todo.pop()
         if isinstance(item, str):
-            if _SURROGATE.search(item):
+            if not item.isascii() and _SURROGATE.search(item):
                 return True
         elif isinstance(item, dict):
             todo += item.keys()
             todo += item.values()
-        elif isinstance(item, list):
+        elif isinstance(item, list | tuple):
             todo += item
         elif isinstance(item, Repeated):
             todo.append(item.key)
     return False
-
-
-def clip(text: str, limit: int = 200) -> str:
-    """`text` short enough for a message."""
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

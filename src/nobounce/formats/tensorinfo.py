@@ -6,10 +6,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.dtypes import DTYPES, DType
-from nobounce.formats.strictjson import clip
+from nobounce.errors import clip
 
 if TYPE_CHECKING:
-    from nobounce.formats.columnscan import Columns
+    from nobounce.formats.columns import Columns
+
+
+FIELDS = ("dtype", "shape", "data_offsets")
+"""What an entry of a header must have."""
 
 
 class TensorInfo(NamedTuple):

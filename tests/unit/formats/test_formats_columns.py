@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from nobounce import errors
 from nobounce.dtypes import DTYPES
 from nobounce.formats import columnscan
+from nobounce.formats.columns import Columns
 from nobounce.formats.header import Header, parse_header
 from nobounce.formats.placement import place
 
@@ -46,8 +47,9 @@ def some(count: int, seed: int = 0) -> tuple[dict[str, Any], int]:
     return tensors, at
 
 
-def scan(text: str, data_nbytes: int) -> columnscan.Columns | None:
-    return columnscan.scan(text.encode(), data_nbytes)
+def scan(text: str, data_nbytes: int) -> Columns | None:
+    found = columnscan.scan(text.encode(), data_nbytes)
+    return None if found is None else found.columns
 
 
 def both(text: str, data_nbytes: int) -> Iterator[Header | None]:
@@ -177,6 +179,7 @@ def test_numpy_is_not_loaded_for_it() -> None:
     code = """
 import sys
 from nobounce.formats import columnscan
+from nobounce.formats.columns import Columns
 columnscan.MIN_NBYTES = 0
 raw = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
 assert columnscan.scan(raw, 1) is None and "numpy" not in sys.modules

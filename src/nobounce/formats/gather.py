@@ -1,0 +1,133 @@
+"""The entries of a long header in a spelling of its own, gathered into `Columns` batch by batch.
+
+A batch is judged as a whole where all of it is as it should be, a few calls into C for each step; where anything is odd, its entries are
+judged one by one by the function that also words the errors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nobounce.formats.columns import DTYPE_LIST, Columns
+from nobounce.formats.tensorinfo import FIELDS, Layout, TensorInfo, layout
+
+if TYPE_CHECKING:
+    from nobounce.formats.columns import Ints
+    from nobounce.formats.entries import Pairs
+
+LARGEST = 1 << 62
+"""No range of a file ends here or beyond: sums of two are still 64 bits."""
+
+_KINDS = {d.name: k for k, d in enumerate(DTYPE_LIST)}
+
+
+class Gather:
+    """`judge` describes one entry or raises; `note` is told of a field that is not known, with the first tensor that has it."""
+
+    def __init__(self, judge: Callable[[str, Any], TensorInfo], note: Callable[[str, str], None]) -> None:
+        self._judge, self._note = judge, note
+        self._text = bytearray()
+        self._batches: list[tuple[Ints, ...]] = []
+        self._hashes: list[Ints] = []
+
+    def add(self, pairs: Pairs) -> None:
+        """One batch of names and values. Raises what `judge` raises."""
+        if not pairs:
+            return
+        names = [name for name, _ in pairs]
+        found = self._as_a_whole(names, [entry for _, entry in pairs])
+        if found is None:
+            infos = [self._judge(name, entry) for name, entry in pairs]
+            spans = [n for i in infos for n in (i.start, i.end)]
+            found = [i.dtype.name for i in infos], [list(i.shape) for i in infos], spans
+        dtypes, shapes, spans = found
+        kinds = np.array([_KINDS[d] for d in dtypes], np.int8)
+        bounds = np.array(spans, np.int64)
+        numbers = json.dumps(shapes)[2:-2].split("], [")
+        self._batches.append(
+            (
+                *self._keep([n.encode() for n in names]),
+                *self._keep([n.encode() for n in numbers]),
+                kinds,
+                bounds[::2],
+                bounds[1::2],
+            )
+        )
+        self._hashes.append(np.array(list(map(hash, names)), np.int64))
+
+    def _keep(self, words: Sequence[bytes]) -> tuple[Ints, Ints]:
+        """Where these words begin and end in the text, which they are put into."""
+        ends = len(self._text) + np.cumsum(list(map(len, words)))
+        begins = np.append(len(self._text), ends[:-1])
+        self._text += b"".join(words)
+        return begins.astype(np.uint32), ends.astype(np.uint32)
+
+    def _as_a_whole(
+        self, names: list[str], entries: list[Any]
+    ) -> tuple[list[str], list[list[int]], list[int]] | None:
+        """(dtypes, shapes, starts and ends in turn) of entries that are all sound; None where one may not be."""
+        if set(map(type, entries)) != {tuple}:
+            return None
+        fields = list(map(dict, entries))
+        if list(map(len, fields)) != list(map(len, entries)):
+            return None
+        try:
+            dtypes, shapes, spans = ([f[field] for f in fields] for field in FIELDS)
+        except KeyError:
+            return None
+        if (
+            {*map(type, shapes), *map(type, spans)} != {list}
+            or set(map(len, spans)) != {2}
+            or set(map(type, dtypes)) != {str}
+        ):
+            return None
+        flat = list(chain.from_iterable(spans))
+        if {int, *map(type, flat), *map(type, chain.from_iterable(shapes))} != {int}:
+            return None
+        keys = list(zip(dtypes, map(tuple, shapes), strict=True))
+        known: dict[Any, Layout] = {}
+        for key in set(keys):
+            found = layout(key[0], list(key[1]))
+            if isinstance(found, str) or found.nbytes >= LARGEST:
+                return None
+            known[key] = found
+        if min(flat) < 0 or max(flat) >= LARGEST:
+            return None
+        needed = [known[key].nbytes for key in keys]
+        if [b - a for a, b in zip(flat[::2], flat[1::2], strict=True)] != needed:
+            return None
+        for field in set(chain.from_iterable(fields)).difference(FIELDS):
+            self._note(field, next(n for n, f in zip(names, fields, strict=True) if field in f))
+        return dtypes, shapes, flat
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self._batches
+
+    def columns(self) -> Columns:
+        """All that was added."""
+        parts = [list(part) for part in zip(*self._batches, strict=True)]
+        self._batches.clear()
+        whole: list[Ints] = []
+        while parts:  # one after the other, so that little is there twice
+            whole.append(np.concatenate(parts.pop(0)))
+        a, b, c, d, kinds, starts, ends = whole
+        return Columns(self._text, (a, b), (c, d), kinds, starts, ends)
+
+    def repeated(self, columns: Columns) -> str | None:
+        """A name that was added twice, or None. Equal names have equal hashes; the other way round they are looked at."""
+        hashes = np.concatenate(self._hashes)
+        ordered = np.sort(hashes)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        seen: set[str] = set()
+        for info in columns.only(np.flatnonzero(np.isin(hashes, twice)).tolist()) if twice.size else ():
+            if info.name in seen:
+                return info.name
+            seen.add(info.name)
+        return None
