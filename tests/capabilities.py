@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+import cgroups
+
 Probe = Callable[[], str]
 """Says why the capability is missing; "" when it is there."""
 
@@ -258,6 +260,16 @@ def _io_uring() -> str:
         return f"io_uring_setup: {os.strerror(ctypes.get_errno())}"
     os.close(ring)
     return ""
+
+
+@_capability("seccomp")
+def _seccomp() -> str:
+    code = "import errno, os, seccomp; seccomp.refuse({'statx': errno.EPERM})"
+    return _run("env", f"PYTHONPATH={Path(__file__).parent}", sys.executable, "-c", code)
+
+
+CAPABILITIES["cgroup-memory"] = lambda: cgroups.why_not("memory")
+CAPABILITIES["cgroup-pids"] = lambda: cgroups.why_not("pids")
 
 
 for _name in ("cc", "chromedriver", "chromium", "fio", "git", "losetup", "mksquashfs", "tune2fs"):

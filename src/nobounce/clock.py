@@ -2,19 +2,23 @@
 
 `Threads` is the real thing. `Stepper` (clock_stepper) runs real threads that pass a baton: one runs at a time, a seeded
 generator picks the next at each blocking point, and time is virtual, so a second of latency costs nothing.
+
+A process may have no thread left to start (pids.max of its control group, `ulimit -u`, a filter on clone3). Work is then kept, and
+done by the threads that are there: by one that submits, at the end of its call, or that waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 
 class Lock(Protocol):
@@ -54,6 +58,13 @@ class Task(Protocol):
 class Scheduler(ABC):
     """Where threads, waiting and the monotonic clock come from. Seconds everywhere."""
 
+    _kept: deque[Callable[[], None]]
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        made = super().__new__(cls)
+        made._kept = deque()
+        return made
+
     @abstractmethod
     def now(self) -> float:
         """Seconds of a clock that never goes back."""
@@ -65,6 +76,23 @@ class Scheduler(ABC):
     @abstractmethod
     def spawn(self, target: Callable[[], None], *, name: str) -> Task:
         """Start a daemon thread."""
+
+    def keep(self, work: Callable[[], None]) -> None:
+        """Take over work for which no thread could be started: the next thread that calls `help` does it."""
+        self._kept.append(work)
+
+    def help(self) -> None:
+        """Do what was kept, on this thread. Called where one waits or has submitted, with no lock held; nearly free."""
+        while self._kept:
+            try:
+                work = self._kept.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            work()
+
+    def forget_kept(self) -> None:
+        """In a forked child, where what was kept is the parent's."""
+        self._kept.clear()
 
     def interruptible(self) -> bool:
         """Whether a signal handler may raise in the calling thread at any moment (Ctrl-C reaches the main thread)."""
@@ -188,3 +216,5 @@ _release = operator.methodcaller("release")
 
 THREADS = Threads()
 """The scheduler that everything uses unless a test hands it another."""
+
+os.register_at_fork(after_in_child=THREADS.forget_kept)

@@ -53,8 +53,11 @@ def start() -> None:
     if not _state.started:
         with _state.starting:
             if not _state.started:
-                THREADS.spawn(_run, name="nobounce-reaper")
-                _state.started = True
+                try:
+                    THREADS.spawn(_run, name="nobounce-reaper")
+                    _state.started = True
+                except (RuntimeError, MemoryError):
+                    drain()  # no thread can be started: then here, whenever memory is made
 
 
 def later(scheduler: Scheduler, born: int, fn: Callable[..., object], *arguments: Any) -> None:

@@ -32,8 +32,8 @@ def test_skips():
 
 def run_pytest(folder: Path, source: str, *options: str, **environment: str) -> tuple[int, str]:
     """Exit code and output of pytest over one test file under the suite's own conftest.py."""
-    for name in ("conftest.py", "capabilities.py"):
-        shutil.copy(HERE / name, folder)
+    for path in HERE.glob("*.py"):
+        shutil.copy(path, folder)
     (folder / "test_it.py").write_text(source)
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", *options]

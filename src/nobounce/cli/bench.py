@@ -19,6 +19,7 @@ from nobounce.cli.comparechild import drop
 from nobounce.cli.options import DeviceName, Json, parse_size
 from nobounce.cli.output import DONE, document, emit_json, run, say
 from nobounce.errors import ArgumentError, FileError, NobounceError, RouteError, counted, named, printable
+from nobounce.facts.machine import own_cpus, this_machine
 
 if TYPE_CHECKING:
     from nobounce.device import Device
@@ -82,9 +83,11 @@ def command(
 
 
 def choose_size(folder: str) -> int:
-    """A sixteenth of the memory or an eighth of the free space, from 64 MiB to 1 GiB."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(LEAST, min(MOST, memory // 16, shutil.disk_usage(folder).free // 8)) // MIB * MIB
+    """A sixteenth of the memory that this process may use or an eighth of the free space, from 64 MiB to 1 GiB, but no more than a
+    quarter of that memory."""
+    memory = this_machine().own_memory_nbytes
+    wanted = max(LEAST, min(MOST, memory // 16, shutil.disk_usage(folder).free // 8))
+    return min(wanted, memory // 4) // MIB * MIB
 
 
 def measure(
@@ -96,7 +99,7 @@ def measure(
     model, out = os.path.join(scratch, "model.safetensors"), os.path.join(scratch, "out.bin")
     machine: dict[str, Any] = {
         "cpu": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": own_cpus(),
         "kernel": platform.release(),
         "size": nbytes,
     }

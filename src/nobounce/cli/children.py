@@ -56,6 +56,23 @@ def _executable(path: str) -> bool:
         return os.access(path, os.X_OK)
 
 
+_OPENBLAS = "OPENBLAS_NUM_THREADS"
+_ours: list[str] = []
+"""What this process has put into its own environment."""
+
+
+def spare_threads() -> None:
+    """Have numpy's OpenBLAS, which nothing here needs, start no threads: it sends this process a SIGINT where it cannot."""
+    if _OPENBLAS not in os.environ:
+        os.environ[_OPENBLAS] = "1"
+        _ours.append(_OPENBLAS)
+
+
+def _inherited() -> dict[str, str]:
+    """The environment of a program that is not ours."""
+    return {name: value for name, value in os.environ.items() if name not in _ours}
+
+
 def run_program(
     program: Sequence[str],
     environment: Mapping[str, str],
@@ -80,7 +97,7 @@ def run_program(
     old = {number: signal.signal(number, pass_on) for number in passed}
     try:
         try:
-            child = subprocess.Popen(command, env={**os.environ, **environment})
+            child = subprocess.Popen(command, env={**_inherited(), **environment})
         except FileNotFoundError as e:
             shown = named(command[0])
             raise ArgumentError(f"{shown}: the interpreter that its first line names is not there") from e

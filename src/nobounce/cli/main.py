@@ -9,6 +9,7 @@ import typer
 from nobounce.cli import (
     bench,
     check,
+    children,
     compare,
     config,
     cp,
@@ -71,6 +72,7 @@ def main() -> None:
     streams.prepare()
     if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
         sys.argv[0] = "nobounce"  # what reports and traces then call it
+    children.spare_threads()
     try:
         with ending.orderly():
             app()

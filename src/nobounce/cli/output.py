@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,8 @@ from nobounce.errors import (
     errno_name,
     printable,
 )
+
+REDRAW_SECONDS = 0.1
 
 DONE, NOT_MET, USAGE = 0, 1, 2
 """Exit codes (docs/cli.md): done; asked for and not met; wrong usage or settings. 128 + n: ended by signal n."""
@@ -158,10 +161,17 @@ def progress(total: int, title: str) -> Iterator[Callable[[str, int], None] | No
         Rate(""),
         TextColumn("{task.fields[backend]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # Drawn by those who advance it: a thread of its own may be one more than can be started.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task(title, total=total, backend="")
+        drawn = 0.0
 
         def advance(backend: str, nbytes: int) -> None:
+            nonlocal drawn
             bar.update(task, advance=nbytes, backend=backend)
+            now = time.monotonic()
+            if now - drawn > REDRAW_SECONDS:
+                drawn = now
+                bar.refresh()
 
         yield advance

@@ -15,6 +15,7 @@ ones (facts/extents.py).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 
@@ -24,6 +25,9 @@ from nobounce.facts.threadio import thread_io
 from nobounce.facts.types import DirectProbe
 
 BLOCK = 4096
+_pread = ctypes.CDLL(None, use_errno=True).pread64
+_pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
+_pread.restype = ctypes.c_ssize_t
 
 
 def probe_direct(direct_fd: int) -> DirectProbe:
@@ -74,8 +78,17 @@ def fetches(direct_fd: int, block: mmap.mmap, file_offset: int) -> bool | None:
     A direct read fetches whatever the page cache holds; one that the page cache serves does not. Raises OSError.
     """
     before = thread_io()
-    moved = os.preadv(direct_fd, [block], file_offset)
+    moved = _read(direct_fd, block, file_offset)
     after = thread_io()
     if moved == 0 or before is None or after is None:
         return None
     return after[0] - before[0] >= moved
+
+
+def _read(fd: int, block: mmap.mmap, file_offset: int) -> int:
+    """pread(2): os.preadv is preadv2(2), which a filter may refuse, and os.pread has no say in where the bytes go."""
+    moved: int = _pread(fd, (ctypes.c_char * BLOCK).from_buffer(block), BLOCK, file_offset)
+    if moved < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return moved

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nobounce.device import Device, default_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
+from nobounce.facts.filtered import UNSUPPORTED
 from nobounce.facts.pagecache import counted, estimate, residency
 from nobounce.formats.columns import PART
 from nobounce.formats.header import Header, read_header
@@ -163,7 +164,7 @@ class _QuietReader:
             try:
                 return bytes(buffer[: os.preadv(self._fd, [buffer], self._position, self._flags)])
             except OSError as e:
-                if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                if e.errno not in UNSUPPORTED:
                     raise
                 self._flags = 0
         return os.pread(self._fd, nbytes, self._position)

@@ -78,11 +78,13 @@ class _Operation:
         return IOEvents(self.cookie, self.state.public, self.result & (1 << 64) - 1)
 
     def start(self) -> None:
-        """Queue it. Where no thread can be started it has failed."""
+        """Queue it. Where no thread can be started it has ended when this returns; without memory for it it has failed."""
+        runtime = self._view.device._runtime
         try:
-            engine_for(self._view.device._runtime).submit(self)
+            engine_for(runtime).submit(self)
         except (RuntimeError, MemoryError):
             self._fail()
+        runtime.scheduler.help()
 
     def _fail(self) -> None:
         with self._context.changed:

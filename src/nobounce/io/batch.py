@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nobounce.buffer import as_buffer
+from nobounce.clock import THREADS
 from nobounce.errors import ArgumentError, ClosedError, NobounceError, RouteError, UnavailableError
 from nobounce.io import hooks, uring
 from nobounce.io.batch_driver import Driver
@@ -230,6 +231,7 @@ class Batch:
         """
         if min_n is not None and min_n < 0:
             raise ArgumentError(f"min_n={min_n}: give 0 or more")
+        THREADS.help()
 
         def take(given_up: GivenUp) -> BatchResult:
             self._driver.run(min_n, timeout, given_up)

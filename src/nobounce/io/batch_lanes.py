@@ -182,6 +182,9 @@ class Lanes:
     def _block(self, need: int, timeout: float | None) -> None:
         uring, threads = self._uring, self._threads
         busy = threads is not None and threads.busy > 0
+        if busy:
+            with self._unlocked():
+                THREADS.help()
         if uring is not None and threads is not None and busy:
             uring.make_bell()
             if threads.ready:

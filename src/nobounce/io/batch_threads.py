@@ -116,16 +116,7 @@ class ThreadLane:
             self._workers += more
         if not more:
             return
-        try:
-            self._engine.submit(_Spell(self, more))
-        except (RuntimeError, MemoryError):  # no thread can be started: what none is going to take ends here
-            with self.changed.mutex:
-                self._workers -= more
-                if not self._workers:
-                    self._outcomes += [_unbegun(item) for item in self._queue]
-                    self._queue.clear()
-                self.changed.notify_all()
-            self._wake()
+        self._engine.submit(_Spell(self, more))
 
     @property
     def ready(self) -> bool:
@@ -233,13 +224,6 @@ class _Spell:
 
     def work(self) -> None:
         self._lane.serve()
-
-
-def _unbegun(item: Item) -> Outcome:
-    error = item.group.target.error(
-        errno.EAGAIN, item.file_offset + item.done, item.nbytes - item.done, "fallback"
-    )
-    return Outcome(item.slot, item.group, item.done, errno=errno.EAGAIN, error=error)
 
 
 def _bundles(item: Item) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 from nobounce.clock import THREADS, Scheduler
 from nobounce.config import settings
 from nobounce.errors import NobounceError
+from nobounce.facts.machine import own_cpus
 from nobounce.io import hooks, uring
 from nobounce.io.bounce import Rings
 from nobounce.io.job import Job
@@ -29,7 +30,7 @@ MAX_THREADS = 32
 def machine_for(scheduler: Scheduler) -> Machine:
     """What a strategy has to know, now: affinity and injected faults may change while the process lives."""
     kernel_reads = scheduler is THREADS and not faults.ACTIVE and not uring.unavailable()
-    return Machine(len(os.sched_getaffinity(0)), kernel_reads)
+    return Machine(own_cpus(), kernel_reads)
 
 
 class Work(Protocol):
@@ -103,9 +104,16 @@ class Engine:
             raise interrupt
 
     def submit(self, work: Work) -> None:
-        """Have the pool carry the work out. Raises what starting a thread raises where there is no thread at all: the work is
-        nobody's then. One thread is enough for all of it."""
-        self._offer(work, max(1, work.tickets))
+        """Have the pool carry the work out. One thread is enough for all of it; where there is none and none can be started, the
+        scheduler keeps it for a thread that waits."""
+        tickets = max(1, work.tickets)
+        try:
+            self._offer(work, tickets)
+        except (RuntimeError, MemoryError) as e:
+            if isinstance(e, NobounceError):
+                raise
+            for _ in range(tickets):
+                self.scheduler.keep(work.work)
 
     def assist(self, job: Work) -> None:
         """Offer the job to other threads; the caller's own is about to work on it, alone where no other can be started."""
@@ -172,6 +180,7 @@ class Engine:
                 job = self._tickets.popleft()
             job.work()
             del job
+            self.scheduler.help()
 
 
 _engine: Engine | None = None

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 from nobounce.errors import DeviceError, NobounceError
+from nobounce.facts.filtered import UNSUPPORTED
 from nobounce.io import hooks
 from nobounce.io.bounce import Ring
 from nobounce.io.target import Chunk, Piece, Target
@@ -285,7 +286,7 @@ def _host_io(
         except OSError as e:
             if e.errno == errno.EINTR:
                 continue
-            if flags and e.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            if flags and e.errno in UNSUPPORTED:
                 _no_dontcache.add(os.fstat(fd).st_dev)
                 flags = 0
                 continue

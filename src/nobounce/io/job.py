@@ -149,6 +149,7 @@ class Job:
 
     def wait(self) -> None:
         """Block until the job is done."""
+        self._scheduler.help()
         with self._changed.mutex:
             self._changed.wait_for(lambda: self.done)
 

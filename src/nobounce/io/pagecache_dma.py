@@ -2,7 +2,7 @@
 
 A window of the file is mapped, its pages registered with the runtime (read-only), and copied from in place. Registering costs
 about 0.03 s of CPU per GiB where a relay costs 0.2. Unregistering stalls the registrations and copies under way, so it is put
-off until the data is there, and done on another thread; until then the pages stay pinned, which `BUDGET` bounds for the
+off until the data is there, and done on another thread; until then the pages stay pinned, which `budget` bounds for the
 process. The CPU never touches the mapping: a file that shrinks under it cannot raise SIGBUS (case C68), registering it fails.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError
+from nobounce.facts.machine import this_machine
 from nobounce.io import hooks
 from nobounce.io.fallback import Relay
 from nobounce.io.quiet import quiet_of
@@ -27,8 +28,8 @@ from nobounce.runtimes.powers import needed
 IDLE_SECONDS = 0.5
 """How long after the last pinning pages are given back."""
 
-BUDGET = min(16 << 30, os.sysconf("SC_PHYS_PAGES") * libc.PAGE // 4)
-"""Bytes of page cache that may be pinned at once."""
+MOST_PINNED = 16 << 30
+"""Bytes of page cache that may be pinned at once, and no more than a quarter of the memory."""
 
 _lock = threading.Lock()
 _pinned = 0
@@ -36,10 +37,15 @@ _refused: set[str] = set()
 """Runtimes that would not register file pages."""
 
 
+def budget() -> int:
+    """Bytes of page cache that this process may pin at once."""
+    return min(MOST_PINNED, this_machine().own_memory_nbytes // 4)
+
+
 def _reserve(nbytes: int) -> bool:
     global _pinned
     with _lock:
-        if _pinned + nbytes > BUDGET:
+        if _pinned + nbytes > budget():
             return False
         _pinned += nbytes
         return True

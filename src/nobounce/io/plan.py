@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from nobounce.errors import ConfigError
+from nobounce.facts.machine import own_cpus
 from nobounce.facts.pagecache import counted, residency
 from nobounce.route.types import CachedRange, Request
 
@@ -32,7 +32,7 @@ class _Look:
     """Ranges looked at by the caller and by threads of the pool that have nothing else to do."""
 
     def __init__(self, fd: int, ranges: list[Range], pool: Engine) -> None:
-        self.tickets = min(MOST_LOOKERS, len(os.sched_getaffinity(0)), len(ranges))
+        self.tickets = min(MOST_LOOKERS, own_cpus(), len(ranges))
         self._fd, self._ranges = fd, ranges
         self._changed = pool.scheduler.condition()
         self._next = self._ended = 0

@@ -10,6 +10,7 @@ from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+from nobounce.facts.machine import own_cpus
 from nobounce.io import uring
 from nobounce.io.bounce import Ring
 from nobounce.io.fallback import host_flags
@@ -207,7 +208,7 @@ def _take_ring() -> uring.Ring:
 def workers(relays: int) -> int:
     """Kernel workers for each of so many threads that submit: together no more than one alone would have, and a core is left
     for these."""
-    most = min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 1)
+    most = min(MOST_WORKERS, own_cpus() - 1)
     return max(1, most // max(1, relays))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
 from nobounce.errors import DeviceError, InternalError, NobounceError
+from nobounce.facts.filtered import REFUSED
 from nobounce.io import hooks
 from nobounce.io.fallback import host_flags
 from nobounce.io.receipt import Receipt, Segment
@@ -128,10 +129,15 @@ def _hard(request: Request, route: Route) -> bool:
 
 
 def _read(fd: int, ring: Ring, slot: int, nbytes: int, file_offset: int, flags: int) -> int:
-    """Into a slot. The interpreter's own call takes half of what one on an address does; built for an old C library it has no flags."""
-    if flags and not HAS_FLAGS:
-        return rawio.read_plain(fd, slot, nbytes, file_offset, flags)
-    return os.preadv(fd, (ring.view(slot)[:nbytes],), file_offset, flags)
+    """Into a slot. The interpreter's own call takes half of what one on an address does; built for an old C library it has no flags,
+    and it is preadv2 also without any, which a filter may refuse."""
+    if HAS_FLAGS or not flags:
+        try:
+            return os.preadv(fd, (ring.view(slot)[:nbytes],), file_offset, flags)
+        except OSError as e:
+            if e.errno not in REFUSED:
+                raise
+    return rawio.read_plain(fd, slot, nbytes, file_offset, flags)
 
 
 class SmallRead:

@@ -236,6 +236,7 @@ def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:
     except BaseException:
         transfer.cancel()
         raise
+    transfer._scheduler.help()
 
 
 def _values(given: Params, view: Buffer) -> tuple[int, int, int]:

@@ -234,6 +234,7 @@ class Transfer:
             return
         if timeout is None and self._small and self._state == _QUEUED:
             self._look()
+        self._scheduler.help()
         with self._changed.mutex:
             if not self._changed.wait_for(self.done, timeout):
                 raise TransferTimeoutError(f"the transfer has not ended within {timeout} s; it goes on")

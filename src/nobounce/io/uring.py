@@ -21,6 +21,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from nobounce.facts.filtered import sentence
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -127,6 +129,25 @@ def _cqe_dtype() -> np.dtype[Any]:
     return np.dtype([("user_data", "u8"), ("result", "i4"), ("flags", "u4")])
 
 
+def _set_up(depth: int) -> tuple[int, ctypes.Array[ctypes.c_uint32]]:
+    """(the ring's descriptor, what the kernel says of it). Raises OSError."""
+    common = _SETUP_CLAMP
+    for flags in (common | _SETUP_SUBMIT_ALL | _SETUP_COOP_TASKRUN, common):
+        params = (ctypes.c_uint32 * 30)()
+        params[2] = flags
+        try:
+            fd = _syscall(_SETUP, depth, ctypes.addressof(params))
+        except OSError as e:
+            if e.errno != errno.EINVAL or flags == common:
+                raise
+            continue
+        break
+    if params[5] & _NEEDED != _NEEDED:
+        os.close(fd)
+        raise OSError(errno.EOPNOTSUPP, "this kernel's io_uring is older than Linux 5.11")
+    return fd, params
+
+
 class Ring:
     """A submission and a completion ring for at most `depth` requests in flight.
 
@@ -139,28 +160,12 @@ class Ring:
         self._maps: list[tuple[int, int]] = []
         self._pid = os.getpid()
         self._barrier = threading.Lock()
-        params = self._set_up(min(max(depth, 1), MAX_DEPTH))
+        self._fd, params = _set_up(min(max(depth, 1), MAX_DEPTH))
         try:
-            if params[5] & _NEEDED != _NEEDED:
-                raise OSError(errno.EOPNOTSUPP, "this kernel's io_uring is older than Linux 5.11")
             self._map(params)
         except BaseException:
             self.close()
             raise
-
-    def _set_up(self, depth: int) -> ctypes.Array[ctypes.c_uint32]:
-        common = _SETUP_CLAMP
-        for flags in (common | _SETUP_SUBMIT_ALL | _SETUP_COOP_TASKRUN, common):
-            params = (ctypes.c_uint32 * 30)()
-            params[2] = flags
-            try:
-                self._fd = _syscall(_SETUP, depth, ctypes.addressof(params))
-            except OSError as e:
-                if e.errno != errno.EINVAL or flags == common:
-                    raise
-                continue
-            break
-        return params
 
     def _map(self, params: ctypes.Array[ctypes.c_uint32]) -> None:
         import numpy as np
@@ -276,12 +281,18 @@ _why_not: str | None = None
 
 
 def unavailable() -> str:
-    """Why there is no io_uring here (too old, forbidden by seccomp or kernel.io_uring_disabled), or ""; asked once."""
+    """Why there is no io_uring here (too old, forbidden by seccomp or kernel.io_uring_disabled), or ""; asked once, without numpy."""
     global _why_not
     if _why_not is None:
+        fd, call = -1, "io_uring_setup"
         try:
-            Ring(1).close()
+            fd, _ = _set_up(1)
+            call = "io_uring_enter"  # a filter may let one call through and not the other
+            _syscall(_ENTER, fd)
             _why_not = ""
         except OSError as e:
-            _why_not = f"io_uring: {e.strerror}"
+            _why_not = sentence(call, e)
+        finally:
+            if fd >= 0:
+                os.close(fd)
     return _why_not

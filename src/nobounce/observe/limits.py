@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 from nobounce.device import Device
 from nobounce.errors import NobounceError
+from nobounce.facts.machine import own_cpus, this_machine
 from nobounce.route.types import MemoryKind
 
 CHUNK = 4 << 20
@@ -25,8 +26,9 @@ THREADS = 4
 
 
 def host_memory(nbytes: int = 256 << 20, seconds: float = 0.4) -> float:
-    """Copying between two touched blocks with every core: bytes copied per second."""
-    workers = max(1, min(THREADS, len(os.sched_getaffinity(0))))
+    """Copying between two touched blocks of `nbytes`, less where memory is short, with every core: bytes copied per second."""
+    nbytes = min(nbytes, this_machine().own_memory_nbytes // 8)
+    workers = min(THREADS, own_cpus())
     share = nbytes // workers // CHUNK * CHUNK or CHUNK
     pairs = [(_block(share), _block(share)) for _ in range(workers)]
     for a, b in pairs:
@@ -129,9 +131,15 @@ def _rate(
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(workers)]
     try:
         for t in threads:
-            t.start()
+            try:
+                t.start()
+            except (RuntimeError, MemoryError):
+                break  # no further thread may be started: those that run have to do
+        if threads[0].ident is None:
+            run(0)
         for t in threads:
-            t.join()
+            if t.ident is not None:
+                t.join()
     except BaseException:
         failed.append(-1)  # they end by themselves
         raise

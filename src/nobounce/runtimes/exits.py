@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import FrameType
 
 from nobounce.clock import THREADS
@@ -56,8 +57,9 @@ def start() -> None:
     if not _started:
         with _starting:
             if not _started:
-                THREADS.spawn(_look_on, name="nobounce-exit")
-                _started = True
+                with suppress(RuntimeError, MemoryError):  # no thread can be started: gates work without it
+                    THREADS.spawn(_look_on, name="nobounce-exit")
+                    _started = True
 
 
 def _look_on() -> None:

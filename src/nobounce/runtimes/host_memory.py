@@ -8,7 +8,6 @@ addresses are not given out again soon, so that a use after free is an error and
 from __future__ import annotations
 
 import errno
-import os
 import resource
 import sys
 from bisect import bisect_right
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 
 from nobounce.clock import Scheduler
 from nobounce.errors import OutOfMemoryError
+from nobounce.facts.machine import this_machine
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import libc
 from nobounce.runtimes.host_tickets import Ordered
@@ -115,7 +115,8 @@ class HostSpace:
         mapped = libc.round_up(nbytes, libc.PAGE)
         if nbytes > host_memory_nbytes():
             raise OutOfMemoryError(
-                f"{nbytes} bytes of {kind.value} memory asked for, the machine has {host_memory_nbytes()}"
+                f"{nbytes} bytes of {kind.value} memory asked for, this process may have {host_memory_nbytes()} "
+                f"({this_machine().memory_from})"
             )
         try:
             base = libc.map_huge(mapped) if nbytes >= libc.HUGE_PAGE else libc.map_memory(mapped)
@@ -212,8 +213,5 @@ def _why(error: OSError) -> str:
 
 
 def host_memory_nbytes() -> int:
-    """Bytes of memory of the machine."""
-    return _TOTAL
-
-
-_TOTAL = os.sysconf("SC_PHYS_PAGES") * libc.PAGE
+    """Bytes of memory that this process may have: the machine's, or its control group's."""
+    return this_machine().memory_nbytes

@@ -105,3 +105,14 @@ class Latch:
         with self.condition.mutex:
             while self.missing > 0:
                 self.condition.wait()
+
+
+class Worker:
+    """A thread that serves whichever stream is ready."""
+
+    __slots__ = ("condition", "ended", "stream")
+
+    def __init__(self, scheduler: Scheduler, stream: HostStream) -> None:
+        self.condition = scheduler.condition()
+        self.stream: HostStream | None = stream
+        self.ended = False

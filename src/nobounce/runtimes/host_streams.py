@@ -18,7 +18,7 @@ from typing import Any
 from nobounce.clock import Scheduler
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.runtimes.base import Gate
-from nobounce.runtimes.host_ops import HostDevice, HostStream, Latch, Op, Work
+from nobounce.runtimes.host_ops import HostDevice, HostStream, Latch, Op, Work, Worker
 from nobounce.runtimes.host_tickets import Ordered, Tickets
 from nobounce.uninterrupted import GivenUp, uninterrupted
 
@@ -43,17 +43,6 @@ class HostGate(Gate):
         self._executor.open_gate(self)
 
 
-class _Worker:
-    """A thread that serves whichever stream is ready."""
-
-    __slots__ = ("condition", "ended", "stream")
-
-    def __init__(self, scheduler: Scheduler, stream: HostStream) -> None:
-        self.condition = scheduler.condition()
-        self.stream: HostStream | None = stream
-        self.ended = False
-
-
 class Executor:
     """The graph of one runtime. `inline` lets a submitter run small ops itself where nothing is before them."""
 
@@ -61,7 +50,7 @@ class Executor:
         self.scheduler, self.name, self.inline = scheduler, name, inline
         self.lock = scheduler.lock()
         self.tickets = Tickets() if tickets else None
-        self._idle: list[_Worker] = []
+        self._idle: list[Worker] = []
         self._gates: set[HostGate] = set()
         self._generation = 0
         self.exiting = False
@@ -99,7 +88,9 @@ class Executor:
             known = {"call": call, "allocates": allocates, "touches": touches, "frees": frees}
             return self._queue(stream, work, tuple(after), implicit, timed, signals, gate, known)
 
-        return uninterrupted(queue, self.scheduler)
+        op = uninterrupted(queue, self.scheduler)
+        self._help()
+        return op
 
     def _queue(
         self,
@@ -237,18 +228,29 @@ class Executor:
                 worker.stream = stream
                 worker.condition.notify()
             return
-        worker = _Worker(self.scheduler, stream)
+        worker = Worker(self.scheduler, stream)
         generation = self._generation
-        self.scheduler.spawn(lambda: self._serve_forever(worker, generation), name=f"nobounce-{self.name}")
+        try:
+            self.scheduler.spawn(
+                lambda: self._serve_forever(worker, generation), name=f"nobounce-{self.name}"
+            )
+        except (RuntimeError, MemoryError):
+            self.scheduler.keep(lambda: self._drain(stream, generation))
+
+    def _help(self) -> None:
+        """Serve streams for which no thread could be started; not in a host function, to which the runtime is closed."""
+        if not getattr(inside, "host_call", False):
+            self.scheduler.help()
 
     # workers
 
-    def _serve_forever(self, worker: _Worker, generation: int) -> None:
+    def _serve_forever(self, worker: Worker, generation: int) -> None:
         while True:
             stream = worker.stream
             if stream is not None:
                 worker.stream = None
                 self._drain(stream, generation)
+                self._help()
             if generation != self._generation:
                 return
             stream = None
@@ -311,6 +313,7 @@ class Executor:
 
     def open_gate(self, gate: HostGate) -> None:
         uninterrupted(lambda _: self._open_gate(gate), self.scheduler)
+        self._help()
 
     def _open_gate(self, gate: HostGate) -> None:
         with self.lock:
@@ -328,6 +331,7 @@ class Executor:
         """Until all have ended."""
         if sys.is_finalizing():
             return  # workers are gone: nothing would ever end
+        self._help()
         with self.lock:
             pending = [op for op in ops if not op.done]
             if not pending:

@@ -1,15 +1,18 @@
 """pread and pwrite on plain addresses, the GIL released.
 
 EINTR comes back as an OSError: Python's own calls would try again, which hides what a direct transfer has to handle.
-`flags` are RWF_* and go through preadv2(2) and pwritev2(2) with one vector.
+`flags` are RWF_* and go through preadv2(2) and pwritev2(2) with one vector. Where these calls are refused, that is EOPNOTSUPP, as
+for a flag that the file system does not know.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 from nobounce.clock import THREADS, Scheduler
+from nobounce.facts.filtered import REFUSED
 from nobounce.runtimes import faults
 
 RWF_NOWAIT = 0x08
@@ -64,7 +67,7 @@ def read_plain(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) 
         moved = _preadv2(fd, ctypes.byref(_Vector(address, nbytes)), 1, offset, flags)
     else:
         moved = _pread(fd, address, nbytes, offset)
-    return _checked(moved)
+    return _checked(moved, flags)
 
 
 def write_plain(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) -> int:
@@ -73,11 +76,13 @@ def write_plain(fd: int, address: int, nbytes: int, offset: int, flags: int = 0)
         moved = _pwritev2(fd, ctypes.byref(_Vector(address, nbytes)), 1, offset, flags)
     else:
         moved = _pwrite(fd, address, nbytes, offset)
-    return _checked(moved)
+    return _checked(moved, flags)
 
 
-def _checked(moved: int) -> int:
+def _checked(moved: int, flags: int) -> int:
     if moved < 0:
         code = ctypes.get_errno()
+        if flags and code in REFUSED:
+            code = errno.EOPNOTSUPP
         raise OSError(code, os.strerror(code))
     return moved

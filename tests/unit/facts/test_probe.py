@@ -47,6 +47,7 @@ class FileSystem:
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> str:
         with monkeypatch.context() as patch:
             patch.setattr(os, "preadv", self.preadv)
+            patch.setattr(probe, "_read", lambda fd, block, at: self.preadv(fd, [block], at))
             patch.setattr(cachestat, "cached_nbytes", self.cached_nbytes)
             patch.setattr(cachestat, "mapped_nbytes", lambda *_: None)
             patch.setattr(cachestat, "descriptor_type", lambda _: 0xEF53)

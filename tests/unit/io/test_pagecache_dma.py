@@ -89,7 +89,7 @@ def test_a_runtime_that_refuses_file_pages_is_relayed_and_not_asked_again(
 
 
 def test_what_is_pinned_at_once_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pagecache_dma, "BUDGET", 70 * MIB)
+    monkeypatch.setattr(pagecache_dma, "MOST_PINNED", 70 * MIB)
     receipt, data = read(path, cache="use")
     assert data == path.read_bytes()
     assert receipt.host_traffic_bytes >= 2 * 60 * MIB
@@ -100,7 +100,7 @@ def test_pages_stay_pinned_while_more_are_being_pinned_and_make_room_when_the_bu
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pagecache_dma, "IDLE_SECONDS", 60.0)
-    monkeypatch.setattr(pagecache_dma, "BUDGET", 200 * MIB)
+    monkeypatch.setattr(pagecache_dma, "MOST_PINNED", 200 * MIB)
     monkeypatch.setattr(pagecache_dma, "_keeper", keeper := pagecache_dma.Keeper())
     runtime = nobounce.Device("sim:0")._runtime
     plain, freed = runtime.unregister_host, 0
