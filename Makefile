@@ -19,7 +19,7 @@ DEMO_VENV := .demo/venv
 DEMO_READY := $(DEMO_VENV)/.ready
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-gpu thorough lint unit format api bench fuzz clean
+.PHONY: help demo test test-gpu thorough lint unit format api goldens bench fuzz clean
 
 help:
 	@echo "make demo    load a real model and show where each byte went"
@@ -29,6 +29,7 @@ help:
 	@echo "make lint    the first four of these"
 	@echo "make format  rewrite the sources as make lint wants them"
 	@echo "make api     write the public-API snapshot anew"
+	@echo "make goldens record anew what requests do (tests/goldens)"
 	@echo "make bench   the load benchmark"
 	@echo "make fuzz    fuzz the file readers (ARGS=\"SECONDS SEED\")"
 	@echo "make clean   remove what these made, environments included"
@@ -62,9 +63,9 @@ unit: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not serial" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m serial $(PYTEST_ARGS)
 
-# The tests of tests/attack run in `make test` with few cases; here with as many as tests/scale.py knows.
+# The tests of tests/attack and tests/field run in `make test` with few cases; here with as many as tests/scale.py knows.
 thorough: $(READY)
-	NOBOUNCE_THOROUGH=1 $(BIN)/python -m pytest --timeout 7200 -o faulthandler_timeout=7300 tests/attack $(PYTEST_ARGS)
+	NOBOUNCE_THOROUGH=1 $(BIN)/python -m pytest --timeout 7200 -o faulthandler_timeout=7300 tests/attack tests/field $(PYTEST_ARGS)
 
 # With the machine's own interpreter: CUDA, torch and the vendor's bindings come with it. A test that should run must.
 test-gpu:
@@ -76,6 +77,9 @@ format: $(READY)
 
 api: $(READY)
 	$(BIN)/python tests/api_snapshot.py
+
+goldens: $(READY)
+	PYTHONPATH=tests $(BIN)/python tests/goldens/recorder.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/load.py $(ARGS)
