@@ -331,6 +331,15 @@ def test_roundtrip_refuses_to_touch_files_that_hold_data(tmp_path: Path) -> None
     assert nobounce("roundtrip", read, write, "--device", "cpu", "--overwrite").exit_code == 0
 
 
+def test_roundtrip_without_room_for_its_files_writes_nothing(tmp_path: Path) -> None:
+    read, write = tmp_path / "r", tmp_path / "w"
+    for arguments in (["--slice", "4096TiB"], ["--streams", "1024", "--slice", "1TiB"]):
+        done = nobounce("roundtrip", read, write, "--device", "cpu", *arguments)
+        assert done.exit_code == 2
+        assert f"{tmp_path} has no room for" in done.stderr
+        assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("nbytes", [1, 5000, 3 * MIB + 77])
 def test_roundtrip_keeps_an_input_of_any_size(tmp_path: Path, nbytes: int) -> None:
     read, write = tmp_path / "r", tmp_path / "w"

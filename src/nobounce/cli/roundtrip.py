@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -110,6 +111,20 @@ def check_untouched(path: str, what: str) -> None:
         )
 
 
+def check_room(paths: Sequence[str], nbytes: int) -> None:
+    """Raise ArgumentError where the disks of `paths` have no room for `nbytes` in each; what the files hold now counts as free."""
+    need: Counter[int] = Counter()
+    for path in paths:
+        folder = os.path.dirname(os.path.realpath(path))
+        with named_errors(path, "write"):
+            disk = os.stat(folder).st_dev
+            need[disk] += nbytes - (os.path.getsize(path) if os.path.exists(path) else 0)
+            if need[disk] > shutil.disk_usage(folder).free:
+                raise ArgumentError(
+                    f"{printable(folder)} has no room for {need[disk]} bytes: choose a smaller --slice or fewer --streams"
+                )
+
+
 def _same(one: str, other: str) -> bool:
     return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
@@ -201,7 +216,7 @@ def command(
     read: Annotated[str, typer.Argument(metavar="READ", help="The file read; seeded with a pattern.")],
     write: Annotated[str, typer.Argument(metavar="WRITE", help="The file written.")],
     device: DeviceName = None,
-    streams: Annotated[int, typer.Option(min=1, help="Registered streams.")] = 4,
+    streams: Annotated[int, typer.Option(min=1, max=1024, help="Registered streams.")] = 4,
     slice_: Annotated[str, typer.Option("--slice", help="Bytes of one transfer, such as 1MiB.")] = "1MiB",
     require: Require = RequireOption.auto,
     overwrite: Annotated[
@@ -232,6 +247,7 @@ def command(
         if keep_input:
             open_file(read).close()
         else:
+            check_room((read, write), streams * nbytes)
             seed(read, streams * nbytes)
         wrong, receipts = transfer_all(read, write, target, streams, nbytes, require)
         with named_errors(read, "read"):
