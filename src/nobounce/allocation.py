@@ -128,9 +128,11 @@ class Allocation:
                 runtime.copy(target, self.address + offset, nbytes)
         return data
 
-    def __del__(self, later: Callable[..., None] = reaper.later) -> None:
+    def __del__(
+        self, later: Callable[..., None] = reaper.later, exiting: Callable[[], bool] = reaper.exiting
+    ) -> None:
         freeing: Freeing = getattr(self, "_freeing", "foreign")
-        if freeing == "foreign" or not self.address:
+        if freeing == "foreign" or not self.address or exiting():
             return
         runtime = self.device._runtime
         errors = getattr(_closing, "errors", None)

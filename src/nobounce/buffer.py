@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from nobounce import transferend
+from nobounce import forked, reaper, transferend
 from nobounce.allocation import Allocation, fill_pattern, free_here, new_allocation
 from nobounce.copying import copy
 from nobounce.device import Device, DeviceLike, as_device
@@ -39,7 +39,9 @@ def allocate(
     if wanted is MemoryKind.PAGEABLE:
         raise ArgumentError(f"kind={kind!r} cannot be allocated; device, pinned and managed can")
     ordered = as_stream(stream, device) if stream is not None else None
-    return Buffer._of(new_allocation(device, nbytes, ordered, wanted))
+    made = Buffer._of(new_allocation(device, nbytes, ordered, wanted))
+    forked.know(made)
+    return made
 
 
 class Buffer:
@@ -107,7 +109,7 @@ class Buffer:
         """The memory itself. ClosedError after `close`."""
         allocation = self._allocation
         if self._closed or allocation is None:
-            raise ClosedError("the buffer is closed")
+            raise self._gone()
         return allocation
 
     @property
@@ -184,12 +186,24 @@ class Buffer:
     def _acquire(self) -> None:
         with self._lock:
             if self._closed:
-                raise ClosedError("the buffer is closed")
+                raise self._gone()
             self._uses += 1
 
     def _release(self) -> None:
         with self._lock:
             self._uses -= 1
+
+    def _gone(self) -> ClosedError:
+        allocation = self._allocation
+        if allocation is not None and allocation._born != reaper.generation():
+            return forked.error(f"buffer on {allocation.device}")
+        return ClosedError("the buffer is closed")
+
+    def _inherited(self) -> None:
+        self._lock, self._uses, self._transfers, self._idle = threading.Lock(), 0, 0, None
+        if self._allocation is not None:
+            self._allocation.pending = None
+            self._closed = self._closed or self._allocation.device._runtime.name != "cpu"
 
     def _begin_transfer(self) -> None:
         """As `_acquire`, for a transfer in stream order: leaving the buffer's `with` block waits for its end."""

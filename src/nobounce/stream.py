@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from nobounce import reaper, transferend
+from nobounce import forked, reaper, transferend
 from nobounce.device import Device, DeviceLike, as_device, default_device
 from nobounce.errors import ArgumentError, ClosedError
 from nobounce.runtimes.base import LEGACY_STREAM, PER_THREAD_STREAM
@@ -80,10 +80,20 @@ class Stream:
 
     @property
     def handle(self) -> int:
-        """The runtime's handle. ClosedError after `close`."""
+        """The runtime's handle. ClosedError after `close`, and in a forked child."""
         if self._closed:
-            raise ClosedError(f"{self!r} is closed")
+            raise self._gone()
         return self._handle
+
+    def _gone(self) -> ClosedError:
+        return (
+            forked.error("stream")
+            if self._born != reaper.generation()
+            else ClosedError(f"{self!r} is closed")
+        )
+
+    def _inherited(self) -> None:
+        self._closed = True
 
     @property
     def device(self) -> Device:
@@ -289,7 +299,9 @@ def create_stream(device: Device, options: StreamOptions) -> Stream:
     reaper.start()
     priority = 0 if options.priority is None else options.priority
     handle = device._runtime.stream_create(device.ordinal, nonblocking=options.nonblocking, priority=priority)
-    return Stream._of(handle, device, owned=True)
+    stream = Stream._of(handle, device, owned=True)
+    forked.know(stream)
+    return stream
 
 
 def create_event(device: Device, options: EventOptions) -> Event:
@@ -326,7 +338,7 @@ def as_stream(obj: StreamLike, device: DeviceLike) -> Stream:
 
 def _bound(stream: Stream, target: Device) -> Stream:
     if stream._closed:
-        raise ClosedError(f"{stream!r} is closed")
+        raise stream._gone()
     if stream._device is None:
         return Stream._of(stream._handle, target, owned=False)
     if stream._device._runtime is not target._runtime:

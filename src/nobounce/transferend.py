@@ -138,10 +138,8 @@ class TransferEnd:
         cause = f" (after: {self.error.__cause__})" if self.error.__cause__ is not None else ""
         what = "" if isinstance(self.error, TransferError) else f"{self}: "
         _log.error("error never retrieved: %s%s%s", what, self.error, cause)
-        if reaper.exiting():
-            _tell(self)
-        else:  # not here, where garbage may be collected inside of what is told
-            reaper.later(THREADS, reaper.generation(), _tell, self)
+        # Not here: garbage may be collected, and this be called, inside of what is told.
+        reaper.later(THREADS, reaper.generation(), _tell, self)
 
     def clipped(self, ranges: Ranges) -> Ranges:
         """What of these it fills: a late-bound read may have become smaller than it was when it was queued."""
@@ -196,8 +194,10 @@ class TransferEnd:
         op, nbytes, offset = self._asked
         return f"{printable(self.filename or '?')}: {op} of {nbytes} bytes at offset {offset}"
 
-    def _unless_asked(self, _: object = None) -> None:
+    def _unless_asked(self, _: object = None, exiting: Callable[[], bool] = reaper.exiting) -> None:
         """Log it where neither the Transfer, nor the file, nor the stream is there to be asked."""
+        if exiting():
+            return  # `_at_exit` has logged it, and names of this module may be gone
         file, stream = self._file(), self._stream()
         if self._transfer() is not None or (file is not None and not file.closed):
             return
@@ -324,8 +324,11 @@ def _tell(end: TransferEnd) -> None:
 
 
 def _at_exit() -> None:
-    for end in list(untaken):
+    lost = list(untaken)
+    for end in lost:
         end.lose()
+    if lost:
+        reaper.drain()
 
 
 def _forget() -> None:

@@ -299,7 +299,9 @@ class FileHandle(_Opened):
             raise HipFileException(-moved)
         return moved
 
-    def __del__(self) -> None:
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if at_exit():
+            return
         try:
             self.close()
         except Exception as e:  # noqa: BLE001 - as the bindings do

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from nobounce import forked
 from nobounce.buffer import as_buffer
 from nobounce.clock import THREADS
 from nobounce.errors import ArgumentError, ClosedError, NobounceError, RouteError, UnavailableError
@@ -186,6 +187,8 @@ class Batch:
     def _locked(self, call: Callable[[GivenUp], T], scheduler: Scheduler | None = None) -> T:
         """`call` with the lock held, on a thread that no interrupt reaches."""
 
+        self._own()
+
         def locked(given_up: GivenUp) -> T:
             with self._lock:
                 self._guard()
@@ -267,6 +270,7 @@ class Batch:
     @property
     def receipt(self) -> Receipt:
         """The sum of what the batch has moved so far: bytes per backend and reason, retries, evidence."""
+        self._own()
         with self._lock:
             return self._driver.tally.receipt()
 
@@ -331,9 +335,13 @@ class Batch:
         except (AttributeError, TypeError, OSError, NobounceError):
             return  # a batch that was never made, or an interpreter that is going down
 
-    def _guard(self) -> None:
+    def _own(self) -> None:
+        """Before a lock is taken: in a forked child it may be held by a thread that is not there."""
         if self._pid != os.getpid():
-            raise ClosedError("the batch belongs to the process that made it: a fork's child makes its own")
+            raise forked.error("batch")
+
+    def _guard(self) -> None:
+        self._own()
         if self._closed:
             raise ClosedError("the batch is closed")
 

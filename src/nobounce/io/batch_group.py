@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from nobounce import reaper
 from nobounce.clock import Scheduler
 from nobounce.errors import NobounceError, RouteError
 from nobounce.facts.pagecache import counted, residency
@@ -44,6 +45,7 @@ class Group:
     ) -> None:
         """Raises ArgumentError, ConfigError, ClosedError, FileError; nothing is held then."""
         self.file, self.view, self.op = file, view, op
+        self._born = reaper.generation()
         self.file_offset, self.nbytes, self.buffer_offset = where
         whole = make_request(file, op, memory_of(view), view.device, (0, 0, 0), require, cache)
         hull = max(0, int(self.file_offset.min())) if len(self.nbytes) else 0
@@ -232,7 +234,9 @@ class Group:
         self.note_cold()
 
     def release(self) -> None:
-        """Let go of file and buffer; twice does nothing."""
+        """Let go of file and buffer; twice does nothing, and nothing is held in a forked child."""
+        if self._born != reaper.generation():
+            return
         with self._lock:
             held, self.held = self.held, False
         if held:

@@ -12,11 +12,13 @@ import dataclasses
 import errno
 import os
 import stat
+import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from nobounce import transferend
+from nobounce import forked, transferend
 from nobounce.buffer import as_buffer
 from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
@@ -100,6 +102,7 @@ class File:
         self._direct_errno: int | None = None
         self.name = name
         self._failed: dict[str, int] = {}
+        forked.know(self)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         flavour = "direct" if _status_flags(fd) & os.O_DIRECT else "buffered"
         self._fds[flavour] = fd
@@ -350,6 +353,11 @@ class File:
         if last:
             self._close_descriptors()
 
+    def _inherited(self) -> None:
+        self._lock, self._in_flight = threading.Lock(), 0
+        if self._closed:
+            self._close_descriptors()
+
     def close(self) -> None:
         """Close; transfers under way finish first, on their own. Closing twice is fine. Raises as `sync` does, once closed."""
         self._close()
@@ -393,7 +401,9 @@ class File:
         if transferend.untaken:
             transferend.look_again()
 
-    def __del__(self) -> None:
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if at_exit():
+            return  # names of this module are gone by then, and every descriptor soon
         with contextlib.suppress(Exception):
             self._close()
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from nobounce import forked, reaper
 from nobounce.errors import InternalError, NobounceError, TransferCancelledError, TransferTimeoutError
 from nobounce.io.receipt import Receipt
 from nobounce.transferend import TransferEnd, untaken
@@ -49,6 +50,7 @@ class Transfer:
     ) -> None:
         self._engine, self._make_job, self._release = engine, make_job, release
         self._scheduler: Scheduler = engine.scheduler
+        self._born = reaper.generation()
         self._changed = self._scheduler.condition()
         self._callbacks: list[Callable[[Transfer], object]] = []
 
@@ -56,18 +58,25 @@ class Transfer:
 
     def done(self) -> bool:
         """Whether the transfer has ended: with a receipt, an error or by cancellation."""
-        return self._state == _DONE
+        return self._state == _DONE or self._is_parent_s()
+
+    def _is_parent_s(self) -> bool:
+        """Whether this is a forked child, where nobody works on it: then it has ended, with an error that says so."""
+        if self._born == reaper.generation():
+            return False
+        self._error, self._state = forked.error("transfer"), _DONE
+        return True
 
     def running(self) -> bool:
         """Whether an I/O thread works on it now."""
-        return self._state == _RUNNING
+        return not self.done() and self._state == _RUNNING
 
     def cancelled(self) -> bool:
         return self._cancelled
 
     def cancel(self) -> bool:
         """Cancel if it has not started; returns whether that worked. The stream goes on behind it."""
-        if self._state == _DONE:
+        if self.done():
             return self._cancelled
         with self._changed.mutex:
             if self._state != _QUEUED:
@@ -98,7 +107,7 @@ class Transfer:
 
     def add_done_callback(self, fn: Callable[[Transfer], object]) -> None:
         """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
-        if self._state != _DONE:
+        if not self.done():
             with self._changed.mutex:
                 if self._state != _DONE:
                     self._callbacks.append(fn)
@@ -230,7 +239,7 @@ class Transfer:
         gate.open()
 
     def _wait(self, timeout: float | None) -> None:
-        if self._state == _DONE:  # the last thing that is set
+        if self._state == _DONE or self._is_parent_s():  # the state is the last thing that is set
             return
         if timeout is None and self._small and self._state == _QUEUED:
             self._look()

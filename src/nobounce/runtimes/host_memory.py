@@ -199,9 +199,10 @@ class DeviceSpace(HostSpace):
                     return
         self._chunks.append(_Chunk())
 
-    def __del__(self) -> None:
-        for chunk in self._chunks:
-            libc.unmap(chunk.base, _CHUNK)
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():  # names of this module are gone by then
+            for chunk in self._chunks:
+                libc.unmap(chunk.base, _CHUNK)
 
 
 def _why(error: OSError) -> str:

@@ -1,0 +1,72 @@
+"""Objects that live to the very end of the interpreter go in silence, wherever they are kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MADE = r"""
+import gc, sys, threading
+import nobounce
+from nobounce import hipfile
+path, name, keep = sys.argv[1:]
+device = nobounce.Device(name)
+def made():
+    f, b, s = nobounce.open(path), device.allocate(8192), device.create_stream()
+    t = f.read_async(b, stream=s)
+    t.result()
+    failed = f.write_async(b, stream=s)
+    assert failed.exception() is not None
+    batch = nobounce.Batch()
+    batch.read(f, b, file_offsets=0, nbytes=4096)
+    batch.wait()
+    own = hipfile.FileHandle(path, 0)
+    own.open()
+    return [f, b, s, t, failed, batch, own, s.record(), nobounce.open(path), device.allocate(16),
+            b.numpy() if name == "cpu" else bytearray(b.copy_to(bytearray(8192), stream=s).view()),
+            nobounce.from_dlpack(device.allocate(16)) if hasattr(nobounce, "from_dlpack") else None]
+class Cycle:
+    pass
+cycle = Cycle()
+cycle.self, cycle.made = cycle, made()
+class Late:
+    "What it keeps goes when the interpreter has emptied the modules: every name in them is None."
+    def __init__(self):
+        self.made, self.finalizing = made(), sys.is_finalizing
+        self.modules = [vars(m) for n, m in sys.modules.items() if n.partition(".")[0] == "nobounce"]
+    def __del__(self, say=sys.stdout.write):
+        for names in self.modules:
+            for name in list(names):
+                if not name.startswith("__"):
+                    names[name] = None
+        say("emptied\n" if self.finalizing() else "too soon\n")
+        while self.made:
+            self.made.pop(0)
+if keep == "sys":
+    sys.kept = [Late(), cycle]
+elif keep == "builtins":
+    import builtins
+    builtins.kept = [Late(), cycle]
+elif keep == "codec":
+    import codecs
+    codecs.register(lambda _, kept=[Late(), cycle]: None)
+elif keep == "thread":
+    kept = made()
+    threading.Thread(target=lambda made=made(): threading.Event().wait(), daemon=True).start()
+else:
+    kept = [Late(), cycle]
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("keep", ["sys", "builtins", "codec", "thread", "global"])
+def test_it_is_silent(keep: str, device: str, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(8192))
+    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", MADE, str(path), device, keep]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout == ("" if keep == "thread" else "emptied\n")
