@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nobounce import forked, reaper, transferend
 from nobounce.allocation import Allocation, fill_pattern, free_here, new_allocation
 from nobounce.copying import copy
+from nobounce.cudaarray import cuda_array_interface
 from nobounce.device import Device, DeviceLike, as_device
 from nobounce.errors import ArgumentError, BusyError, ClosedError, ExportError
 from nobounce.route.types import MemoryKind
@@ -373,27 +374,6 @@ def as_buffer(obj: Any, *, write: bool) -> Buffer:
     if write and allocation.read_only:
         raise ArgumentError("the memory is read-only, and this would write to it")
     return obj  # type: ignore[no-any-return]
-
-
-def cuda_array_interface(buffer: Buffer, shape: tuple[int, ...], typestr: str) -> dict[str, Any]:
-    """`__cuda_array_interface__` version 3. AttributeError, as the protocol wants, where the memory is not a GPU's."""
-    if (
-        buffer._closed
-        or buffer.device._runtime.name not in ("cuda", "hip")
-        or not buffer.is_device_accessible
-    ):
-        raise AttributeError("__cuda_array_interface__: not the memory of a GPU")
-    buffer._exported = True  # consumers keep this object, not the allocation
-    allocation = buffer.allocation
-    stream = allocation.pending
-    return {
-        "version": 3,
-        "shape": shape,
-        "typestr": typestr,
-        "data": (buffer._address, allocation.read_only),
-        "strides": None,
-        "stream": (stream.handle or 1) if stream is not None and not stream.is_closed else None,
-    }
 
 
 def _kind(device: Device, address: int, nbytes: int) -> MemoryKind:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nobounce import dlpack
 from nobounce.allocation import Allocation
-from nobounce.buffer import Buffer, cuda_array_interface
+from nobounce.buffer import Buffer
+from nobounce.cudaarray import cuda_array_interface
 from nobounce.device import Device
 from nobounce.dtypes import DType, array_shape, lookup, numpy_dtype, torch_dtype
 from nobounce.errors import ArgumentError, ExportError, UnavailableError
