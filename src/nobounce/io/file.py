@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import stat
 import sys
@@ -27,6 +26,7 @@ from nobounce.facts.file import examine
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
+from nobounce.io.descriptors import check_kind, duplicate, status_flags
 from nobounce.io.prepare import make_request, memory_of, transfer
 from nobounce.io.receipt import Receipt
 from nobounce.io.small import Plan
@@ -62,26 +62,13 @@ def open(path: str | os.PathLike[str] | int, mode: str = "r") -> File:  # noqa: 
     try:
         # A pipe would block in open() until somebody writes: look before opening.
         with contextlib.suppress(FileNotFoundError):
-            _check_kind(os.stat(name).st_mode, name)
+            check_kind(os.stat(name).st_mode, name)
         fd = os.open(name, flags | os.O_CLOEXEC, 0o666)
     except OSError as e:
         if isinstance(e, FileError):
             raise
         raise FileError.from_oserror(e, name, "open") from e
     return File(fd, name)
-
-
-def _check_kind(mode: int, name: str) -> None:
-    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
-        return
-    if stat.S_ISDIR(mode):
-        raise FileError.from_oserror(IsADirectoryError(errno.EISDIR, ""), name, "open")
-    kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "character device"
-    raise FileError(
-        f"{printable(name)}: is a {kind}, which has no offsets to read or write at: use a regular file or a block device",
-        errno.ESPIPE,
-        name,
-    )
 
 
 class File:
@@ -104,13 +91,13 @@ class File:
         self._failed: dict[str, int] = {}
         forked.know(self)
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        flavour = "direct" if _status_flags(fd) & os.O_DIRECT else "buffered"
+        flavour = "direct" if status_flags(fd) & os.O_DIRECT else "buffered"
         self._fds[flavour] = fd
         self._shared = flavour if shared or borrowed else None
         try:
             status = os.fstat(fd)
             if not borrowed:
-                _check_kind(status.st_mode, name)
+                check_kind(status.st_mode, name)
         except BaseException:
             if not borrowed:
                 os.close(fd)
@@ -125,7 +112,7 @@ class File:
             except OSError:
                 name = f"fd {fd}"
         try:
-            own = _duplicate(fd)
+            own = duplicate(fd)
         except OSError as e:
             raise FileError.from_oserror(e, name, "duplicate the descriptor of") from e
         return cls(own, name, shared=True)
@@ -157,7 +144,7 @@ class File:
             fd = self._fds.get(flavour)
             if fd is None:
                 own = next(iter(self._fds.values()))
-                flags = _status_flags(own) & (os.O_ACCMODE | os.O_SYNC | os.O_DSYNC)
+                flags = status_flags(own) & (os.O_ACCMODE | os.O_SYNC | os.O_DSYNC)
                 try:
                     fd = os.open(
                         f"/proc/self/fd/{own}",
@@ -413,15 +400,3 @@ class File:
 
 def _nbytes(fd: int, status: os.stat_result) -> int:
     return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
-
-
-def _status_flags(fd: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_GETFL)
-
-
-def _duplicate(fd: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)

@@ -1,0 +1,36 @@
+"""Descriptors as they come: what kind of file they are of, their flags, and duplicates that stay ours."""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+from nobounce.errors import FileError, printable
+
+
+def check_kind(mode: int, name: str) -> None:
+    """Raises FileError for what is neither a regular file nor a block device."""
+    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise FileError.from_oserror(IsADirectoryError(errno.EISDIR, ""), name, "open")
+    kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "character device"
+    raise FileError(
+        f"{printable(name)}: is a {kind}, which has no offsets to read or write at: use a regular file or a block device",
+        errno.ESPIPE,
+        name,
+    )
+
+
+def status_flags(fd: int) -> int:
+    """The flags it was opened with."""
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_GETFL)
+
+
+def duplicate(fd: int) -> int:
+    """Another number for the same open file; not inherited by programs that are started. Raises OSError."""
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
