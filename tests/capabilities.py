@@ -272,7 +272,18 @@ CAPABILITIES["cgroup-memory"] = lambda: cgroups.why_not("memory")
 CAPABILITIES["cgroup-pids"] = lambda: cgroups.why_not("pids")
 
 
-for _name in ("cc", "chromedriver", "chromium", "fio", "git", "losetup", "mksquashfs", "tune2fs"):
+for _name in (
+    "cc",
+    "chattr",
+    "chromedriver",
+    "chromium",
+    "fio",
+    "git",
+    "losetup",
+    "mksquashfs",
+    "setfacl",
+    "tune2fs",
+):
     CAPABILITIES[_name] = _program(_name)
 for _name in (
     "ml_dtypes",

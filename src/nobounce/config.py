@@ -130,7 +130,7 @@ VARIABLES: tuple[Variable, ...] = (
         "trace",
         "text",
         "",
-        "file to write a Chrome/Perfetto trace to; the process id goes before its ending: out.json is out.123.json",
+        "file to write a Chrome/Perfetto trace to, or a folder; the process id goes before the ending: out.json is out.123.json",
     ),
     Variable(
         "NOBOUNCE_TRACE_EVENTS",

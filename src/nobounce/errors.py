@@ -35,6 +35,7 @@ what is an error of nobounce too.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import enum
 import errno as _errno
 import os
@@ -43,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 from nobounce import misnamed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 class NobounceError(Exception):
@@ -157,13 +158,21 @@ class FileError(_SystemError):
     """A file that cannot be opened or examined. `except FileNotFoundError` and its like also match."""
 
     @classmethod
-    def from_oserror(cls, error: OSError, path: str, doing: str) -> FileError:
+    def from_oserror(cls, error: OSError, path: str, doing: str, cure: str = "") -> FileError:
         """The named error for an `OSError` met while `doing` something ("open", "statx") with `path`."""
         code = error.errno or _errno.EIO
-        kind = _FILE_ERRORS.get(code, cls)
-        message = f"{named(path)}: cannot {doing}: {os.strerror(code)} ({errno_name(code)})"
-        cure = misnamed.cure(path, misnamed.link_target(path)) if code == _errno.ENOENT else ""
-        return kind(f"{message}; {printable(cure)}" if cure else message, code, path)
+        why = f"cannot {doing}: {os.strerror(code)} ({errno_name(code)})"
+        better = misnamed.cure(path, misnamed.link_target(path)) if code == _errno.ENOENT else ""
+        if better:
+            why += f"; {printable(better)}"
+        elif cure:
+            why += f". {cure}"
+        return cls.because(path, code, why)
+
+    @classmethod
+    def because(cls, path: str, code: int, why: str) -> FileError:
+        """The error of the class that belongs to `code`, for a reason of our own."""
+        return _FILE_ERRORS.get(code, cls)(f"{named(path)}: {why}", code, path)
 
 
 class FileMissingError(FileError, FileNotFoundError):
@@ -188,6 +197,17 @@ _FILE_ERRORS: dict[int, type[FileError]] = {
     _errno.EACCES: FilePermissionError,
     _errno.EPERM: FilePermissionError,
 }
+
+
+@contextlib.contextmanager
+def named_errors(path: str, doing: str, cures: Mapping[int, str] | None = None) -> Iterator[None]:
+    """The system's errors while `doing` something ("read", "write") with `path`, as FileError; `cures` by errno."""
+    try:
+        yield
+    except NobounceError:
+        raise
+    except OSError as e:
+        raise FileError.from_oserror(e, path, doing, (cures or {}).get(e.errno or 0, "")) from e
 
 
 class TransferError(_SystemError):

@@ -531,6 +531,12 @@ def test_a_second_signal_does_not_end_the_tidying_up(tmp_path: Path, second: sig
     source.write_bytes(b"")
     os.truncate(source, 64 * MIB)
     slow = """
+plain_open = os.open
+def without_tmpfile(path, flags, *arguments, **options):
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+        raise OSError(95, "no O_TMPFILE")
+    return plain_open(path, flags, *arguments, **options)
+os.open = without_tmpfile
 plain = os.unlink
 def unlink(path, *arguments, **options):
     if ".nobounce-" in str(path):

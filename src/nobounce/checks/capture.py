@@ -13,6 +13,7 @@ import re
 import tarfile
 from typing import Any
 
+from nobounce import outfile
 from nobounce.config import Settings
 from nobounce.errors import json_kind
 from nobounce.facts import regular
@@ -153,7 +154,7 @@ def scrubbed(answers: dict[str, dict[str, Any]], host_names: list[str]) -> tuple
 
 
 def save(path: str, recorded: RecordingSource, request: dict[str, Any]) -> None:
-    """Write the capture. Raises OSError."""
+    """Write the capture, for this user alone. Raises FileError."""
     host = recorded.uname()[1]
     answers, scrubber = scrubbed(recorded.answers, [host])
     clean = CapturedSource(answers)
@@ -161,12 +162,14 @@ def save(path: str, recorded: RecordingSource, request: dict[str, Any]) -> None:
         "capture.json": clean.to_json(),
         "request.json": json.dumps({"schema": SCHEMA, **scrubber.value(request)}, indent=1),
     }
-    with tarfile.open(path, "w") as tar:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
         for name, text in parts.items():
             raw = text.encode("utf-8", "surrogatepass")
             info = tarfile.TarInfo(name)
             info.size = len(raw)
             tar.addfile(info, io.BytesIO(raw))
+    outfile.write(path, made.getvalue(), private=True)
 
 
 def restore(path: str) -> tuple[CapturedSource, dict[str, Any]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
+from nobounce import scratch
 from nobounce.checks.conditions import DeviceView
 from nobounce.checks.files import Look
 from nobounce.checks.findings import VerdictName, Volume
@@ -79,25 +79,15 @@ def try_direct(source: Source, folder: str) -> tuple[Known, int, int]:
     there are none, by a hidden one that is removed at once. "unknown" where it may not be made (G-10)."""
 
     def live() -> list[Any]:
-        name = None
-        mode = os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT
         try:
-            fd = os.open(folder, mode | os.O_TMPFILE, 0o600)
+            fd = scratch.nameless(folder, os.O_DIRECT)
         except OSError as e:
-            if e.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
-                return [e.errno, 0, 0]
-            name = os.path.join(folder, f".nobounce-{secrets.token_hex(8)}")
-            try:
-                fd = os.open(name, mode | os.O_CREAT | os.O_EXCL, 0o600)
-            except OSError as e:
-                return [e.errno, 0, 0]
+            return [e.errno, 0, 0]
         try:
             found = statx(fd)
             return [0, found.dio_mem_align or 0, found.dio_offset_align or 0]
         finally:
             os.close(fd)
-            if name is not None:
-                os.unlink(name)
 
     try:
         code, mem, offset = source.probe("direct_in", (folder,), live)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shutil
 import statistics
 import struct
-import tempfile
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nobounce import outfile, scratch
 from nobounce.cli.comparechild import drop
 from nobounce.cli.options import DeviceName, Json, parse_size
-from nobounce.cli.output import DONE, document, emit_json, run, say
-from nobounce.errors import ArgumentError, FileError, NobounceError, RouteError, counted, named, printable
+from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, run, say
+from nobounce.errors import ArgumentError, FileError, RouteError, counted, named, named_errors, printable
 from nobounce.facts.machine import own_cpus, this_machine
 
 if TYPE_CHECKING:
@@ -61,23 +62,26 @@ def command(
             raise ArgumentError(
                 f"{printable(folder)} has no room for {3 * nbytes} bytes: choose a smaller --size"
             )
-        try:
-            with tempfile.TemporaryDirectory(prefix=".nobounce-bench-", dir=folder) as scratch:
-                data = measure(scratch, target, nbytes, rounds, (lambda _: None) if as_json else say)
-        except OSError as e:
-            if isinstance(e, NobounceError):
-                raise
-            raise FileError.from_oserror(e, folder, "measure in") from e
-        made = document("bench", folder=folder, device=target.name, **data)
-        if output is not None:
-            try:
-                with open(output, "w", encoding="utf-8") as f:
-                    json.dump(made, f, indent=2)
-            except OSError as e:
-                raise FileError.from_oserror(e, output, "write") from e
-        if as_json:
+        with contextlib.ExitStack() as stack:
+            out = None if output is None else stack.enter_context(outfile.create(output))
+            with (
+                named_errors(folder, "measure in", outfile.CURES),
+                scratch.unnamed(folder) as (model, _),
+                scratch.unnamed(folder, nbytes) as (blank, _),
+            ):
+                data = measure(model, blank, target, nbytes, rounds, (lambda _: None) if as_json else say)
+            made = document("bench", folder=folder, device=target.name, **data)
+            code = DONE
+            if out is not None:
+                try:
+                    out.write(json.dumps(made, indent=2).encode())
+                    out.commit()
+                except FileError as e:
+                    complain(f"nobounce bench: {e}")
+                    code = NOT_MET
+        if as_json or code:  # what was measured is not lost with the file
             emit_json(made)
-        return DONE
+        return code
 
     raise typer.Exit(run("bench", as_json, action))
 
@@ -91,12 +95,12 @@ def choose_size(folder: str) -> int:
 
 
 def measure(
-    scratch: str, device: Device, nbytes: int, rounds: int, tell: Callable[[str], None]
+    model: str, out: str, device: Device, nbytes: int, rounds: int, tell: Callable[[str], None]
 ) -> dict[str, Any]:
+    """Every figure. `model` is made into a model file; `out` has `nbytes` bytes to be written over."""
     from nobounce.observe import limits
     from nobounce.observe.roofline import roofs
 
-    model, out = os.path.join(scratch, "model.safetensors"), os.path.join(scratch, "out.bin")
     machine: dict[str, Any] = {
         "cpu": platform.machine(),
         "cores": own_cpus(),
@@ -107,9 +111,6 @@ def measure(
         f"machine: {machine['cpu']}, {counted(machine['cores'], 'core')}, Linux {machine['kernel']}; device {device.name}; file of {nbytes // MIB} MiB"
     )
     make_model(model, nbytes)
-    with open(out, "wb") as f:
-        os.posix_fallocate(f.fileno(), 0, nbytes)
-        os.fsync(f.fileno())
     found = {
         "disk read": limits.disk_read(model),
         "disk write": limits.disk_write(out, nbytes),

@@ -145,10 +145,7 @@ def _source(
 def _save(path: str, source: RecordingSource, request: dict[str, Any]) -> None:
     from nobounce.checks.capture import save
 
-    try:
-        save(path, source, request)
-    except OSError as e:
-        raise FileError.from_oserror(e, path, "write") from e
+    save(path, source, request)
     complain(
         f"nobounce check: {printable(path)} holds this machine's answers: look through it before you share it"
     )

@@ -7,16 +7,16 @@ import json
 import os
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
+from nobounce import outfile, scratch
 from nobounce.cli.children import OURS
 from nobounce.cli.options import DeviceName, Json, parse_size
 from nobounce.cli.output import DONE, NOT_MET, document, emit_json, run, say, table
-from nobounce.errors import ArgumentError, FileError, InternalError, counted, printable
+from nobounce.errors import ArgumentError, InternalError, counted, named_errors, printable
 
 MODES: dict[str, dict[str, str]] = {
     "auto": {"HIPFILE_ALLOW_COMPAT_MODE": "true", "HIPFILE_FORCE_COMPAT_MODE": "false"},
@@ -78,13 +78,13 @@ def command(
                 "choose a larger --slice or a smaller --size"
             )
         op = "write" if write else "read"
-        with _subject(path, write, nbytes) as subject:
+        with _subject(path, write, nbytes) as (subject, fd):
             arguments = json.dumps([subject, target.name, streams, slice_nbytes, op, limit])
             samples: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
             for turn in range(rounds):
                 order = list(MODES) if turn % 2 == 0 else list(reversed(MODES))
                 for mode in order:
-                    samples[mode].append(_child(mode, arguments))
+                    samples[mode].append(_child(mode, arguments, fd))
         results = [judge(mode, samples[mode]) for mode in MODES]
         note = NO_RELAY if target.name == "cpu" else ""
         equal = {
@@ -107,23 +107,18 @@ def command(
 
 
 @contextlib.contextmanager
-def _subject(path: str, write: bool, nbytes: int) -> Iterator[str]:
-    """The file that the runs work on: PATH itself, or a file of its size beside it for writing."""
+def _subject(path: str, write: bool, nbytes: int) -> Iterator[tuple[str, int]]:
+    """(path, descriptor to hand on or -1) of the file that the runs work on: PATH itself, or one of its size beside it to write."""
     if not write:
-        yield path
+        yield path, -1
         return
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".nobounce-compare-", dir=os.path.dirname(path) or ".") as f:
-            os.posix_fallocate(f.fileno(), 0, nbytes)
-            os.fsync(f.fileno())
-            yield f.name
-    except OSError as e:
-        if isinstance(e, FileError):
-            raise
-        raise FileError.from_oserror(e, path, "make a file to write beside") from e
+    with contextlib.ExitStack() as stack:
+        with named_errors(path, "make a file to write beside", outfile.CURES):
+            made = stack.enter_context(scratch.unnamed(os.path.dirname(path) or ".", nbytes))
+        yield made
 
 
-def _child(mode: str, arguments: str) -> dict[str, Any]:
+def _child(mode: str, arguments: str, fd: int) -> dict[str, Any]:
     kept = {
         k: v
         for k, v in os.environ.items()
@@ -136,6 +131,7 @@ def _child(mode: str, arguments: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        pass_fds=() if fd < 0 else (fd,),
     )
     try:
         found: dict[str, Any] = json.loads(done.stdout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 from nobounce.cli.options import DeviceName, Json, Require, RequireOption
 from nobounce.cli.output import DONE, document, emit_json, progress, run, say
-from nobounce.errors import ArgumentError, FileChangedError, counted, named, printable
+from nobounce.errors import ArgumentError, FileChangedError, counted, named_errors, printable
 
 if TYPE_CHECKING:
     from nobounce.device import Device
@@ -67,6 +66,20 @@ def copy(
     return receipts
 
 
+def copy_to_end(source: File, target: File, device: Device, require: RequireOption) -> list[Receipt]:
+    """Move what there is, slice by slice, of a file that does not tell its size."""
+    receipts: list[Receipt] = []
+    start = 0
+    with device.allocate(SLICE) as buffer:
+        while True:
+            got = source.read(buffer, file_offset=start, require=require.value)
+            if not got.nbytes:
+                return receipts
+            put = target.write(buffer, nbytes=got.nbytes, file_offset=start, require=require.value)
+            receipts += [got, put]
+            start += got.nbytes
+
+
 def command(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The file to copy.")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="A file or a folder.")],
@@ -77,39 +90,31 @@ def command(
     """Copy a file through device memory. DEST is the old file or the whole new one, whatever happens."""
 
     def action() -> int:
+        from nobounce import outfile
         from nobounce.device import Device, default_device
+        from nobounce.facts.regular import true_size
         from nobounce.io.file import File
         from nobounce.io.file import open as open_file
 
         where = Device(device) if device is not None else default_device()
         final = os.path.join(dest, os.path.basename(source)) if os.path.isdir(dest) else dest
-        target = os.path.realpath(final)  # a link stays one; what it names is replaced
-        if os.path.exists(target) and not os.path.isfile(target):
-            raise ArgumentError(
-                f"DEST {named(final)} is no regular file: it would be replaced, not written to"
-            )
         begin = time.perf_counter()
         with open_file(source) as reading:
             if os.path.exists(final) and os.path.samefile(source, final):
                 raise ArgumentError(f"{printable(source)} and {printable(final)} are the same file")
-            nbytes = reading.nbytes
-            folder = os.path.dirname(target)
-            try:
-                fd, name = tempfile.mkstemp(prefix=".nobounce-", dir=folder)
-            except OSError as e:
-                from nobounce.errors import FileError
-
-                raise FileError.from_oserror(e, folder, "write in") from e
-            try:
-                with File(fd, name) as writing, progress(nbytes, "cp") as advance:
-                    receipts = copy(reading, writing, nbytes, where, require, advance)
+            with named_errors(source, "read"):
+                mode = os.fstat(reading.fileno()).st_mode & 0o777
+                nbytes = true_size(reading.fileno(), reading.nbytes)
+            with outfile.create(final, mode=mode, whole=True) as out:
+                with File(os.dup(out.fd), final) as writing:
+                    if nbytes is None:
+                        receipts = copy_to_end(reading, writing, where, require)
+                        nbytes = writing.nbytes
+                    else:
+                        with progress(nbytes, "cp") as advance:
+                            receipts = copy(reading, writing, nbytes, where, require, advance)
                     writing.sync()
-                os.chmod(name, os.stat(source).st_mode & 0o777)
-                os.replace(name, target)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name)
-                raise
+                out.commit(durable=True)
         direct, bounced = sum(r.fastpath_bytes for r in receipts), sum(r.fallback_bytes for r in receipts)
         seconds = time.perf_counter() - begin
         if as_json:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from typing import Annotated, Any
 
 import typer
 
+from nobounce import outfile, scratch
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, document, emit_json, run, say
-from nobounce.errors import ArgumentError, FileError, FormatError, NobounceError, counted, printable
+from nobounce.errors import (
+    ArgumentError,
+    FileError,
+    FormatError,
+    NobounceError,
+    counted,
+    named_errors,
+    printable,
+)
 
 TRIAL = 256 << 20
 """Bytes of the file that the disk is measured with."""
@@ -52,20 +60,18 @@ def command(
             raise ArgumentError("--limits-dir measures: it goes with neither --limits nor --no-measure")
         if limits_dir is not None and not os.path.isdir(limits_dir):
             raise ArgumentError(f"--limits-dir: {printable(limits_dir)} is no folder")
-        trace = read([p for t in traces for p in find(t)])
-        if limits is not None:
-            known = read_limits(limits)
-        else:
-            known = measure_limits(trace.events) if measure else {}
-        if limits_dir is not None:
-            known |= measure_writing(limits_dir)
-        data = analyse(trace, known)
-        page = render(data, ", ".join(os.path.basename(t) for t in traces))
-        try:
-            with open(output, "w", encoding="utf-8") as f:
-                f.write(page)
-        except OSError as e:
-            raise FileError.from_oserror(e, output, "write") from e
+        with outfile.create(output) as out:  # before the work: where it cannot be, that is said at once
+            trace = read([p for t in traces for p in find(t)])
+            if limits is not None:
+                known = read_limits(limits)
+            else:
+                known = measure_limits(trace.events) if measure else {}
+            if limits_dir is not None:
+                known |= measure_writing(limits_dir)
+            data = analyse(trace, known)
+            page = render(data, ", ".join(os.path.basename(t) for t in traces))
+            out.write(page.encode("utf-8", "backslashreplace"))
+            out.commit()
         if as_json:
             shown = {k: v for k, v in data.items() if k not in ("slices", "throughput")}
             emit_json(document("report", output=output, **shown))
@@ -105,17 +111,13 @@ def measure_writing(folder: str) -> dict[str, float]:
     """What the disk of this folder can write, in bytes per second, by a file of our own. Raises FileError."""
     from nobounce.observe import limits
 
-    try:
+    with named_errors(folder, "measure the disk in"):
         free = shutil.disk_usage(folder).free
         nbytes = min(TRIAL, free // 4) // limits.CHUNK * limits.CHUNK
         if not nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with tempfile.NamedTemporaryFile(prefix=".nobounce-limits-", dir=folder) as f:
-            os.posix_fallocate(f.fileno(), 0, nbytes)
-            os.fsync(f.fileno())
-            rate = limits.disk_write(f.name, nbytes)
-    except OSError as e:
-        raise FileError.from_oserror(e, folder, "measure the disk in") from e
+        with scratch.unnamed(folder, nbytes) as (path, _):
+            rate = limits.disk_write(path, nbytes)
     return {"disk write": rate} if rate else {}
 
 

@@ -14,7 +14,7 @@ import typer
 
 from nobounce.cli.options import DeviceName, Json, Require, RequireOption, parse_size
 from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, progress, run, say
-from nobounce.errors import ArgumentError, FileError, counted, printable
+from nobounce.errors import ArgumentError, counted, named_errors, printable
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -80,17 +80,6 @@ def _powers(count: int) -> Any:
     import numpy as np
 
     return np.multiply.accumulate(np.full(count, FNV_PRIME, np.uint64))[::-1].copy()
-
-
-@contextlib.contextmanager
-def named_errors(path: str, doing: str) -> Iterator[None]:
-    """The system's errors on `path` as FileError."""
-    try:
-        yield
-    except OSError as e:
-        if isinstance(e, FileError):
-            raise
-        raise FileError.from_oserror(e, path, doing) from e
 
 
 def seed(path: str, nbytes: int) -> None:
@@ -231,6 +220,7 @@ def command(
 
     def action() -> int:
         from nobounce.device import Device, default_device
+        from nobounce.facts.regular import true_size
         from nobounce.io.file import open as open_file
 
         nbytes = parse_size("--slice", slice_)
@@ -245,7 +235,11 @@ def command(
             if os.path.exists(path):
                 open_file(path, "r" if path == read and keep_input else "r+").close()
         if keep_input:
-            open_file(read).close()
+            with open_file(read) as whole, named_errors(read, "read"):
+                if true_size(whole.fileno(), whole.nbytes) is None:
+                    raise ArgumentError(
+                        f"{printable(read)} holds other than the {whole.nbytes} bytes that it claims: copy it first"
+                    )
         else:
             check_room((read, write), streams * nbytes)
             seed(read, streams * nbytes)

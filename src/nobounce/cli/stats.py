@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nobounce import outfile
 from nobounce.cli import ending
 from nobounce.cli.children import run_program
 from nobounce.cli.options import Json
@@ -71,9 +72,12 @@ def command(
             raise ArgumentError("--now is for --pid")
         if expect not in (None, "fastpath"):
             raise ArgumentError(f"--expect {expect!r}: only fastpath can be expected")
-        session = _Session(chosen[0] if chosen else "text", output, parse_interval(watch), expect, verify)
-        session.check_output()
-        return session.launch(program) if program else session.attach(pid or [], now)
+        interval = parse_interval(watch)
+        with contextlib.ExitStack() as stack:
+            # Now, not when the program has run for hours: where the report cannot be written, that is said first.
+            out = None if output is None else stack.enter_context(outfile.create(output))
+            session = _Session(chosen[0] if chosen else "text", out, interval, expect, verify)
+            return session.launch(program) if program else session.attach(pid or [], now)
 
     raise typer.Exit(run("stats", as_json, action, "stderr" if output is None else ""))
 
@@ -91,7 +95,12 @@ def parse_interval(text: str | None) -> float | None:
 
 class _Session:
     def __init__(
-        self, form: str, output: str | None, watch: float | None, expect: str | None, verify: bool
+        self,
+        form: str,
+        output: outfile.OutFile | None,
+        watch: float | None,
+        expect: str | None,
+        verify: bool,
     ) -> None:
         self.form, self.output, self.watch, self.expect, self.verify = form, output, watch, expect, verify
         self._pairs: dict[int, tuple[Stats, ProcessIO]] = {}
@@ -191,7 +200,16 @@ class _Session:
             after = device_io()
             verdict = verify(total(ours), kernel, {n: after[n] - disks[n] for n in after if n in disks})
         unmet = self._unmet(parts, verdict)
-        self._write(self._render(parts, verdict, unmet, code))
+        text = self._render(parts, verdict, unmet, code)
+        if self.output is None:
+            sys.stderr.write(clean(text))
+        else:
+            try:
+                self.output.write(text.encode("utf-8", "backslashreplace"))
+                self.output.commit()
+            except FileError:
+                sys.stderr.write(clean(text))  # what was counted is not lost with the file
+                raise
         for line in unmet:
             complain(f"nobounce stats: {line}")
         return code or (NOT_MET if unmet else DONE)
@@ -241,25 +259,6 @@ class _Session:
             f"the statistics of {counted(self._missed, 'process')} could not be read: "
             "another version of nobounce, or no descriptor was left (ulimit -n)"
         )
-
-    def check_output(self) -> None:
-        """Raise FileError now, not when the program has run for hours, where the report cannot be written."""
-        if self.output is not None:
-            try:
-                with open(self.output, "a", encoding="utf-8"):
-                    pass
-            except OSError as e:
-                raise FileError.from_oserror(e, self.output, "write") from e
-
-    def _write(self, text: str) -> None:
-        if self.output is None:
-            sys.stderr.write(clean(text))
-            return
-        try:
-            with open(self.output, "w", encoding="utf-8", errors="backslashreplace") as f:
-                f.write(text)
-        except OSError as e:
-            raise FileError.from_oserror(e, self.output, "write") from e
 
 
 def _until_gone(attached: list[Attached], pause: float) -> Iterator[None]:

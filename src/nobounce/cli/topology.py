@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nobounce import outfile
 from nobounce.cli.options import Json
 from nobounce.cli.output import DONE, complain, document, emit_json, run, say, table
 from nobounce.cli.streams import can_show
 from nobounce.config import settings
-from nobounce.errors import FileError, printable
+from nobounce.errors import printable
 from nobounce.facts.source import LiveSource
 
 if TYPE_CHECKING:
@@ -34,11 +35,7 @@ def command(as_json: Json = False, svg: Svg = None) -> None:
         if svg is not None:
             from nobounce.checks.svg import draw
 
-            try:
-                with open(svg, "w", encoding="utf-8") as f:
-                    f.write(draw(found))
-            except OSError as e:
-                raise FileError.from_oserror(e, svg, "write") from e
+            outfile.write(svg, draw(found).encode("utf-8", "backslashreplace"))
             complain(f"nobounce topology: wrote {printable(svg)}")
         if as_json:
             emit_json(document("topology", **topology_data(found)))

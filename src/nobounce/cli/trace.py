@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
 from typing import Annotated
 
 import typer
 
+from nobounce import outfile, scratch
 from nobounce.cli.children import run_program
 from nobounce.cli.options import Json
 from nobounce.cli.output import NOT_MET, complain, document, emit_json, run
-from nobounce.errors import ArgumentError, FileError, counted, printable
+from nobounce.errors import FileError, counted, named_errors, printable
 
 
 def command(
@@ -31,13 +32,12 @@ def command(
     def action() -> int:
         from nobounce.observe.traceread import find, merge
 
-        folder = os.path.dirname(output) or "."
-        if not os.path.isdir(folder):
-            raise ArgumentError(f"--output: there is no folder {printable(folder)}")
-        if not os.access(folder, os.W_OK):
-            raise FileError.from_oserror(PermissionError(13, "not writable"), output, "write")
-        with tempfile.TemporaryDirectory(prefix=".nobounce-trace-", dir=folder) as scratch:
-            name = os.path.join(os.path.abspath(scratch), "trace.json")
+        with contextlib.ExitStack() as stack:
+            # Before the program runs: where the trace cannot be written, that is said first.
+            out = stack.enter_context(outfile.create(output, private=True))
+            with named_errors(output, "write", outfile.CURES):
+                within = stack.enter_context(scratch.private_folder(out.folder))
+            name = os.path.join(within, "trace.json")
             environment = {"NOBOUNCE_TRACE": name}
             if limit is not None:
                 environment["NOBOUNCE_TRACE_EVENTS"] = str(limit)
@@ -46,7 +46,11 @@ def command(
                 made = find(name)
             except FileError:
                 made = []
-            told = merge(made, output) if made else dict.fromkeys(("events", "dropped", "cut"), 0)
+            if made:
+                told = merge(made, out)
+                out.commit()
+            else:
+                told = dict.fromkeys(("events", "dropped", "cut"), 0)
         said = f"{counted(told['events'], 'event')} of {counted(len(made), 'process')} in {printable(output)}"
         if told["dropped"]:
             said += f"; {counted(told['dropped'], 'event')} over the limit dropped"

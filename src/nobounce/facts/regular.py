@@ -1,4 +1,4 @@
-"""Opening what must be a regular file: a pipe that nobody writes to would keep open() waiting for ever, a device may act on it."""
+"""What a regular file is, and what it holds: a pipe that nobody writes to would keep open() waiting for ever, a device may act on it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def opener(path: str, flags: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def true_size(fd: int, nbytes: int) -> int | None:
+    """`nbytes`, the size that the file claims, or None where that is not what it holds: files of /proc claim 0 bytes, those of
+    /sys 4096, some FUSE file systems whatever they like. Raises OSError."""
+    if nbytes == 0:
+        return None if os.pread(fd, 1, 0) else 0
+    if os.fstat(fd).st_blocks == 0 and not os.pread(fd, 1, nbytes - 1):
+        return None
+    return nbytes
 
 
 def _need_regular(mode: int, path: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from nobounce.config import settings
-from nobounce.errors import ConfigError
+from nobounce.errors import FileError
 from nobounce.io import hooks
 from nobounce.observe.counters import Counters
 
+_log = logging.getLogger("nobounce")
 _counters: Counters | None = None
 _closers: list[hooks.Observer] = []
 
@@ -30,10 +32,11 @@ def start() -> None:
 
         try:
             tracer = Tracer(in_force.trace, in_force.trace_events)
-        except OSError as e:
-            raise ConfigError(f"NOBOUNCE_TRACE={in_force.trace!r}: cannot write there: {e.strerror}") from e
-        _closers.append(tracer)
-        hooks.add(tracer)
+        except FileError as e:
+            _log.warning("NOBOUNCE_TRACE: %s. Nothing is traced; the program goes on", e)
+        else:
+            _closers.append(tracer)
+            hooks.add(tracer)
     if in_force.stats_level:
         from nobounce.observe import ranges
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from nobounce.errors import NobounceError, RouteError, errno_name, printable
+from nobounce.errors import FileError, NobounceError, RouteError, errno_name, printable
 from nobounce.io import hooks
 from nobounce.io.hooks import Operation
 from nobounce.observe.batches import GroupSums, Lanes
+from nobounce.outfile import create
 
 if TYPE_CHECKING:
     from nobounce.io.batch_group import Group
@@ -31,19 +33,26 @@ if TYPE_CHECKING:
     from nobounce.io.target import Chunk
     from nobounce.route.types import Op, Refusal
 
+_log = logging.getLogger("nobounce")
+
 MADE_UP = 1 << 23
 """Above every thread number that the kernel gives out (at most 2^22)."""
 SCHEMA = "nobounce.trace/1"
 
 
+def in_folder(name: str) -> str:
+    """`name`, or, where that is a folder, the trace.json in it."""
+    return os.path.join(name, "trace.json") if os.path.isdir(name) else name
+
+
 def path_for(name: str, pid: int) -> str:
     """The file of one process: its id goes before the ending, out.json is out.123.json."""
-    stem, ending = os.path.splitext(name)
+    stem, ending = os.path.splitext(in_folder(name))
     return f"{stem}.{pid}{ending or '.json'}"
 
 
 class Tracer(hooks.Watcher):
-    """Writes the trace of this process to `path_for(name, pid)`."""
+    """Writes the trace of this process to `path_for(name, pid)`, until the first write that fails. Raises FileError."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._pid = os.getpid()
@@ -56,8 +65,15 @@ class Tracer(hooks.Watcher):
         self._groups: dict[Group, GroupSums] = {}
         self._lanes = Lanes()
         self.events = self.dropped = self._flows = 0
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._write(f'{{"displayTimeUnit":"ms","traceEvents":[\n{self._meta("process_name", 0, _command())}')
+        head = f'{{"displayTimeUnit":"ms","traceEvents":[\n{self._meta("process_name", 0, _command())}'
+        self._file = create(self.path, private=True)
+        try:
+            self._file.write(head.encode())
+            self._file.commit()
+        except BaseException:
+            self._file.close()
+            raise
+        self._open = True
         atexit.register(self.close)
         _at_end_of_multiprocessing_child(self)
 
@@ -69,7 +85,7 @@ class Tracer(hooks.Watcher):
             return False
         with self._lock:
             self.dropped += events
-            if not self._limit_said and self._fd >= 0:
+            if not self._limit_said and self._open:
                 # The end of the file says how many; a process that never gets there has said so much.
                 self._limit_said = True
                 full = {"ph": "i", "s": "p", "name": "trace limit reached", "cat": "limit", "pid": self._pid}
@@ -214,7 +230,7 @@ class Tracer(hooks.Watcher):
     def _emit(self, *events: dict[str, Any], name: tuple[int, str]) -> None:
         lines = [json.dumps(e, separators=(",", ":")) for e in events]
         with self._lock:
-            if self._fd < 0:
+            if not self._open:
                 return
             if self.events + len(lines) > self._limit:
                 self.dropped += len(lines)
@@ -231,22 +247,28 @@ class Tracer(hooks.Watcher):
         return json.dumps(event, separators=(",", ":"))
 
     def _write(self, text: str) -> None:
-        raw = memoryview(text.encode())
-        while raw:
-            raw = raw[os.write(self._fd, raw) :]
+        try:
+            self._file.write(text.encode())
+        except FileError as e:
+            self._stop()
+            _log.warning("%s. Tracing stops here; the program goes on", e)
+
+    def _stop(self) -> None:
+        self._open = False
+        self._file.close()
 
     def close(self) -> None:
         """Write what waits and the end of the file, with the counters and what was dropped."""
         atexit.unregister(self.close)
         with self._lock:
-            if self._fd < 0 or self._pid != os.getpid():
+            if not self._open or self._pid != os.getpid():
                 return
             end = {"schema": SCHEMA, "pid": self._pid, "events": self.events, "dropped": self.dropped}
             from nobounce.observe.snapshot import stats
 
             self._write(f'\n],"otherData":{json.dumps({**end, "stats": stats().to_dict()})}}}\n')
-            os.close(self._fd)
-            self._fd = -1
+            if self._open:
+                self._stop()
 
 
 def describe(operation: Operation) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nobounce.errors import FileError, FormatError
+from nobounce.errors import FileError, FormatError, named_errors
 from nobounce.facts import regular
 from nobounce.observe import records
-from nobounce.observe.trace import SCHEMA
+from nobounce.observe.trace import SCHEMA, in_folder
+from nobounce.outfile import CURES, OutFile
 
 Event = dict[str, Any]
 _END = '],"otherData":'
@@ -38,6 +39,7 @@ class Trace:
 
 def find(path: str) -> list[str]:
     """The file itself, or else the files of single processes that NOBOUNCE_TRACE=path has made. Raises FileError."""
+    path = in_folder(path)
     if os.path.exists(path):
         return [path]
     stem, ending = os.path.splitext(path)
@@ -122,25 +124,25 @@ def _parse(text: str) -> Any:
         return None
 
 
-def merge(paths: Sequence[str], into: str) -> dict[str, Any]:
+def merge(paths: Sequence[str], into: OutFile) -> dict[str, Any]:
     """Put the traces of several processes into one file, line by line; returns what its end says. Raises FileError."""
     ends = Trace()
     count = 0
-    try:
-        with open(into, "w", encoding="utf-8") as out:
-            out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for line in _lines(paths, ends):
-                out.write(f",\n{line}" if count else line)
-                count += 1
-            other = {
-                "schema": SCHEMA,
-                "processes": ends.processes,
-                "dropped": ends.dropped,
-                "cut": ends.cut,
-            }
-            out.write(f"\n{_END}{json.dumps(other)}}}\n")
-    except OSError as e:
-        raise FileError.from_oserror(e, into, "write") from e
+    with (
+        named_errors(into.path, "write", CURES),
+        open(into.fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False) as out,
+    ):
+        out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for line in _lines(paths, ends):
+            out.write(f",\n{line}" if count else line)
+            count += 1
+        other = {
+            "schema": SCHEMA,
+            "processes": ends.processes,
+            "dropped": ends.dropped,
+            "cut": ends.cut,
+        }
+        out.write(f"\n{_END}{json.dumps(other)}}}\n")
     return {**other, "events": count}
 
 

@@ -12,7 +12,7 @@ import nobounce
 from capabilities import need, tool
 from nobounce import config
 from nobounce.config import Settings
-from nobounce.errors import ConfigError, TransferCancelledError
+from nobounce.errors import TransferCancelledError
 from nobounce.io import hooks
 from nobounce.io.hooks import Operation
 from nobounce.observe.ranges import Ranges
@@ -241,10 +241,18 @@ def test_ranges_go_through_a_module_that_is_imported(data: Path, monkeypatch: py
     assert said == ["nobounce read 8192 B cpu", "handle"]
 
 
-def test_a_trace_that_cannot_be_written_is_a_config_error() -> None:
+def test_a_trace_that_cannot_be_written_is_said_once_and_costs_the_program_nothing(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config.override(Settings(trace="/no/such/folder/t.json"))
-    with pytest.raises(ConfigError, match="NOBOUNCE_TRACE"):
-        hooks.start()
+    hooks.start()
+    hooks.start()
+    with nobounce.open(data) as f, nobounce.Device("cpu").allocate(8192) as buffer:
+        assert f.read(buffer).nbytes == 8192
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said.startswith("NOBOUNCE_TRACE: /no/such/folder/t.")
+    assert "(ENOENT)" in said
+    assert said.endswith("the program goes on")
 
 
 def test_an_interrupt_while_counting_is_being_loaded_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import nobounce
-from nobounce import config
+from nobounce import config, outfile
 from nobounce.config import Settings
 from nobounce.errors import FileError, FormatError, NobounceError, RouteError
 from nobounce.io import hooks
@@ -338,7 +338,9 @@ def test_traces_of_processes_merge(trace: Trace, tmp_path: Path) -> None:
     one = path_for(str(tmp_path / "t.json"), os.getpid())
     other = tmp_path / "t.1.json"
     other.write_text(Path(one).read_text())
-    told = traceread.merge(traceread.find(str(tmp_path / "t.json")), str(tmp_path / "all.json"))
+    with outfile.create(str(tmp_path / "all.json")) as out:
+        told = traceread.merge(traceread.find(str(tmp_path / "t.json")), out)
+        out.commit()
     assert told["events"] == 2 * len(trace.events)
     assert len(json.loads((tmp_path / "all.json").read_text())["otherData"]["processes"]) == 2
     assert len(traceread.read([str(tmp_path / "all.json")]).processes) == 2
