@@ -84,10 +84,10 @@ def _cure(machine: Machine, seen: Look, view: DeviceView, finding: Finding, othe
     if finding.code == "no-p2p":
         return _peer(machine, seen, view, finding, others)
     if finding.code == "ext4-journal":
-        return _journal(seen, others)
+        return _journal(machine, seen, others)
     if finding.code == "missing-module" and finding.layer == "driver":
         return _driver(finding)
-    return _move(seen, others)
+    return _move(machine, seen, others)
 
 
 def _meant(machine: Machine, path: str) -> str:
@@ -123,13 +123,14 @@ _BY_CODE: dict[str, Priced] = {
 }
 
 
-def _move(seen: Look, others: Others) -> Priced:
+def _move(machine: Machine, seen: Look, others: Others) -> Priced:
     here = "" if seen.facts is None else seen.facts.filesystem.mount_point
     there = [m for m in others() if m != here]
     if there:
-        target = there[0].rstrip("/") + "/"
+        target = _folder_on(machine, there[0])
         return _MOVE, Cure(
-            f"copy the file to {there[0]}{_if_it_may(seen)}", shlex.join(["cp", "--", seen.path, target])
+            f"copy the file to {target or 'a folder on /'}{_if_it_may(seen)}",
+            shlex.join(["cp", "--", seen.path, target.rstrip("/") + "/"]) if target else "",
         )
     if seen.facts is not None and seen.facts.kind == "block":
         return _ELSEWHERE, Cure(
@@ -139,6 +140,14 @@ def _move(seen: Look, others: Others) -> Priced:
         "move the file to an xfs or ext4 file system on a local NVMe disk (directly or through LVM): none is mounted here",
         "lsblk --output NAME,TYPE,TRAN,FSTYPE,MOUNTPOINT",
     )
+
+
+def _folder_on(machine: Machine, mount_point: str) -> str:
+    """Where a file may be put on a volume: on that of / never into / itself; "" where no folder there is known."""
+    if mount_point != "/":
+        return mount_point
+    others = {m.mount_point for m in machine.mounts}
+    return "" if others & {"/var", "/var/tmp"} else "/var/tmp"
 
 
 def _if_it_may(seen: Look) -> str:
@@ -152,8 +161,8 @@ def _kinds(node: BlockNode) -> list[str]:
     return [node.kind, *(kind for below in node.below for kind in _kinds(below))]
 
 
-def _journal(seen: Look, others: Others) -> Priced:
-    price, cure = _move(seen, others)
+def _journal(machine: Machine, seen: Look, others: Others) -> Priced:
+    price, cure = _move(machine, seen, others)
     if price == _MOVE or seen.facts is None:
         return price, cure
     system = seen.facts.filesystem
@@ -202,7 +211,7 @@ def _peer(machine: Machine, seen: Look, view: DeviceView, finding: Finding, othe
         return _INSTALL, Cure(
             "see why the driver has direct I/O down on this GPU", "sudo dmesg | grep -i -e amdgpu -e kfd"
         )
-    price, cure = _move(seen, others)
+    price, cure = _move(machine, seen, others)
     return price, cure
 
 
