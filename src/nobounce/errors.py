@@ -162,11 +162,10 @@ class FileError(_SystemError):
         """The named error for an `OSError` met while `doing` something ("open", "statx") with `path`."""
         code = error.errno or _errno.EIO
         why = f"cannot {doing}: {os.strerror(code)} ({errno_name(code)})"
-        better = misnamed.cure(path, misnamed.link_target(path)) if code == _errno.ENOENT else ""
-        if better:
-            why += f"; {printable(better)}"
-        elif cure:
+        if cure:
             why += f". {cure}"
+        elif code == _errno.ENOENT and (better := misnamed.cure(path, misnamed.link_target(path))):
+            why += f"; {printable(better)}"
         return cls.because(path, code, why)
 
     @classmethod
