@@ -143,6 +143,7 @@ MAKERS: dict[str, tuple[str, tuple[object, ...]]] = {
     "ext4-journal": ("_ext4", ((), "data=journal", "")),
     "ext4-writeback": ("_ext4", ((), "data=writeback", "")),
     "ext4-no-journal": ("_ext4", (("-O", "^has_journal"), "", "")),
+    "ext4-block-mapped": ("_ext4", (("-O", "^has_journal,^extent,^64bit,^metadata_csum"), "", "")),
     "ext4-tuned-writeback": ("_ext4", ((), "", "journal_data_writeback")),
     "xfs": ("_plain", ("mkfs.xfs", 320, "-q")),
     "btrfs": ("_plain", ("mkfs.btrfs", 128, "-q")),

@@ -17,6 +17,7 @@ from nobounce.errors import errno_name
 from nobounce.facts.block import BlockNode, legs, queue_limits, stacks_of, summary
 from nobounce.facts.extents import IndirectRange, indirect_in
 from nobounce.facts.file import examine
+from nobounce.facts.mountstats import NFS
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import MOUNTINFO, Source
 from nobounce.facts.sysfs import text
@@ -57,7 +58,7 @@ def look(machine: Machine, path: str) -> Look:
         with source.opened(path) as fd:
             facts = examine(source, fd, path=path, trial=True)
             if facts.dio_offset_align is None and facts.direct_fd == "ok" and not facts.filesystem.memory:
-                facts = dataclasses.replace(facts, direct_probe=_probe(source, fd, path))
+                facts = dataclasses.replace(facts, direct_probe=_probe(source, fd, facts))
             indirect = _indirect(source, fd, facts) if facts.direct_probe == "yes" else ()
     except OSError as e:
         return _unopened(source, path, e, "open")
@@ -75,19 +76,20 @@ def _indirect(source: Source, fd: int, facts: FileFacts) -> tuple[IndirectRange,
     return tuple(IndirectRange(*each) for each in found)
 
 
-def _probe(source: Source, fd: int, path: str) -> Any:
+def _probe(source: Source, fd: int, facts: FileFacts) -> Any:
     def live() -> str:
         direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         try:
-            return probe_direct(direct)
+            nfs = facts.filesystem.mount_point if facts.filesystem.fstype in NFS else None
+            return probe_direct(direct, nfs)
         finally:
             os.close(direct)
 
     try:
-        found = source.probe("direct_read", (path,), live)
+        found = source.probe("direct_read", (facts.path,), live)
     except OSError:
         return "unknown"
-    return found if found in ("yes", "no") else "unknown"
+    return found if found in ("yes", "no", "uncounted") else "unknown"
 
 
 def _unopened(source: Source, path: str, error: OSError, doing: str) -> Look:

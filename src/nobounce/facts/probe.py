@@ -20,6 +20,7 @@ import mmap
 import os
 
 from nobounce.facts.extents import WINDOW, extents
+from nobounce.facts.mountstats import nfs_direct_bytes
 from nobounce.facts.pagecache import counted
 from nobounce.facts.threadio import thread_io
 from nobounce.facts.types import DirectProbe
@@ -30,12 +31,13 @@ _pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int6
 _pread.restype = ctypes.c_ssize_t
 
 
-def probe_direct(direct_fd: int) -> DirectProbe:
+def probe_direct(direct_fd: int, nfs: str | None = None) -> DirectProbe:
     """Read 4 KiB through `direct_fd` (opened O_DIRECT) and see what the kernel counted.
 
     "unknown" for an empty or unreadable file and where the kernel does not count for this process; "uncounted" where it does not
-    count reads of this file system. Never raises.
+    count reads of this file system. `nfs` is the mount point of a file on NFS, whose client counts for itself. Never raises.
     """
+    counted_before = nfs_direct_bytes(nfs) if nfs else None
     place = _place(direct_fd)
     cached_before = counted(direct_fd, place, BLOCK).resident_bytes
     if thread_io() is None:
@@ -58,8 +60,13 @@ def probe_direct(direct_fd: int) -> DirectProbe:
     if cached_before is None:
         return "yes" if fetched else "no"
     cached_after = counted(direct_fd, place, BLOCK).resident_bytes
+    if not fetched and cached_before == cached_after == 0:
+        counted_after = nfs_direct_bytes(nfs) if nfs else None
+        if counted_before is None or counted_after is None:
+            return "uncounted"
+        return "yes" if counted_after[0] - counted_before[0] >= BLOCK else "uncounted"
     if not fetched:
-        return "uncounted" if cached_before == cached_after == 0 else "no"
+        return "no"
     return "yes" if cached_after is not None and cached_after <= cached_before else "no"
 
 

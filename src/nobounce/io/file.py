@@ -23,6 +23,7 @@ from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
 from nobounce.facts.extents import ExtentMap, IndirectRange, has_holes
 from nobounce.facts.file import examine
+from nobounce.facts.mountstats import NFS
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
@@ -198,7 +199,8 @@ class File:
         if known.dio_offset_align is not None or known.filesystem.memory or known.access_mode == "w":
             return "unknown"
         # Asked of each file: on btrfs one file is direct and the next, which has checksums, is not.
-        return probe_direct(fd)
+        system = known.filesystem
+        return probe_direct(fd, system.mount_point if system.fstype in NFS else None)
 
     # transfers
 

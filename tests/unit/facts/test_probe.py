@@ -11,6 +11,7 @@ import pytest
 
 from capabilities import need
 from nobounce.facts import cachestat, probe
+from nobounce.facts.mountstats import direct_bytes
 from nobounce.facts.probe import BLOCK, probe_direct
 
 
@@ -125,3 +126,37 @@ def test_a_real_file_is_told_by_both_ways_alike(
     finally:
         os.close(direct)
         os.close(fd)
+
+
+STATS = """device proc mounted on /proc with fstype proc
+device nas:/a mounted on /mnt/a\\040b with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.2
+\tage:\t12
+\tbytes:\t1 2 {} 4 5 6 7 8
+device nas:/b mounted on /mnt/b with fstype nfs statvers=1.1
+\topts:\tro
+"""
+
+
+def test_what_the_nfs_client_counts() -> None:
+    assert direct_bytes(STATS.format(3), "/mnt/a b") == (3, 4)
+    assert direct_bytes(STATS.format(3), "/mnt/b") is None, "it does not say"
+    assert direct_bytes(STATS.format(3), "/proc") is None
+    assert direct_bytes("", "/mnt/a b") is None
+
+
+@pytest.mark.parametrize(("more", "answer"), [(BLOCK, "yes"), (0, "uncounted")])
+def test_nfs_has_a_counter_of_its_own(more: int, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the thread's counter stands still and no page appears, the mount's decides; elsewhere nothing can."""
+    system = FileSystem(direct=True)
+    monkeypatch.setattr(system, "thread_io", lambda: (0, 0))
+    totals = iter([(1000, 0), (1000 + more, 0)])
+    monkeypatch.setattr(probe, "nfs_direct_bytes", lambda _: next(totals))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", system.preadv)
+        patch.setattr(cachestat, "cached_nbytes", system.cached_nbytes)
+        patch.setattr(cachestat, "descriptor_type", lambda _: 0x6969)
+        patch.setattr(cachestat, "mapped_nbytes", lambda *_: None)
+        patch.setattr(probe, "thread_io", system.thread_io)
+        assert probe_direct(7, "/mnt/a") == answer
+        assert probe_direct(7) == "uncounted"
