@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LARGEST = 1 << 62
 """No range of a file ends here or beyond: sums of two are still 64 bits."""
 
+_TYPES = (*[np.uint32] * 4, np.int8, *[np.int64] * 3)
+"""Where names and shapes begin and end, kinds, starts, ends, hashes of the names."""
+
 _KINDS = {d.name: k for k, d in enumerate(DTYPE_LIST)}
 
 
@@ -32,8 +35,8 @@ class Gather:
     def __init__(self, judge: Callable[[str, Any], TensorInfo], note: Callable[[str, str], None]) -> None:
         self._judge, self._note = judge, note
         self._text = bytearray()
-        self._batches: list[tuple[Ints, ...]] = []
-        self._hashes: list[Ints] = []
+        # They grow in place: thousands of small arrays would leave holes as large as themselves.
+        self._stores = [bytearray() for _ in _TYPES]
 
     def add(self, pairs: Pairs) -> None:
         """One batch of names and values. Raises what `judge` raises."""
@@ -49,16 +52,12 @@ class Gather:
         kinds = np.array([_KINDS[d] for d in dtypes], np.int8)
         bounds = np.array(spans, np.int64)
         numbers = json.dumps(shapes)[2:-2].split("], [")
-        self._batches.append(
-            (
-                *self._keep([n.encode() for n in names]),
-                *self._keep([n.encode() for n in numbers]),
-                kinds,
-                bounds[::2],
-                bounds[1::2],
-            )
-        )
-        self._hashes.append(np.array(list(map(hash, names)), np.int64))
+        columns = *self._keep([n.encode() for n in names]), *self._keep([n.encode() for n in numbers])
+        hashes = np.array(list(map(hash, names)), np.int64)
+        for store, column in zip(
+            self._stores, (*columns, kinds, bounds[::2], bounds[1::2], hashes), strict=True
+        ):
+            store += column.tobytes()
 
     def _keep(self, words: Sequence[bytes]) -> tuple[Ints, Ints]:
         """Where these words begin and end in the text, which they are put into."""
@@ -108,21 +107,17 @@ class Gather:
     @property
     def empty(self) -> bool:
         """Whether nothing was added."""
-        return not self._batches
+        return not self._stores[0]
 
     def columns(self) -> Columns:
         """All that was added."""
-        parts = [list(part) for part in zip(*self._batches, strict=True)]
-        self._batches.clear()
-        whole: list[Ints] = []
-        while parts:  # one after the other, so that little is there twice
-            whole.append(np.concatenate(parts.pop(0)))
-        a, b, c, d, kinds, starts, ends = whole
+        stores = zip(self._stores, _TYPES, strict=True)
+        a, b, c, d, kinds, starts, ends, _ = (np.frombuffer(store, dtype) for store, dtype in stores)
         return Columns(self._text, (a, b), (c, d), kinds, starts, ends)
 
     def repeated(self, columns: Columns) -> str | None:
         """A name that was added twice, or None. Equal names have equal hashes; the other way round they are looked at."""
-        hashes = np.concatenate(self._hashes)
+        hashes = np.frombuffer(self._stores[-1], np.int64)
         ordered = np.sort(hashes)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         seen: set[str] = set()
