@@ -134,7 +134,7 @@ def test_a_squatter_at_the_collectors_name_gets_nothing_and_costs_one_info_line(
     assert line.startswith(
         "INFO:nobounce:the collector of `nobounce stats` gets no statistics of this process"
     )
-    assert seconds < 4.5
+    assert seconds < 20, "it waits a second for room, not for ever"
     peer, _ = listener.accept()
     with peer:
         assert socket.recv_fds(peer, 64, 4)[:2] == (b"", [])
@@ -152,4 +152,4 @@ def test_a_squatter_who_answers_nobody_costs_a_second(
                 s.connect("\0" + name)
         seconds, lines = left_behind(data, name)
     assert len(lines) == 1
-    assert seconds < 4.5
+    assert seconds < 20, "it waits a second for room, not for ever"
