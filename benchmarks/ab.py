@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,7 @@ class Version:
     folder: Path
 
 
-def _mean(samples: Iterator[tuple[str, float]]) -> Rates:
+def _medians(samples: Iterator[tuple[str, float]]) -> Rates:
     """Rows that occur several times in one run, as their medians."""
     found: dict[str, list[float]] = {}
     for row, rate in samples:
@@ -62,18 +63,18 @@ def _mean(samples: Iterator[tuple[str, float]]) -> Rates:
 
 def _load(result: dict[str, Any]) -> Rates:
     good = (s for s in result["samples"] if not s["error"] and s["seconds"])
-    return _mean((f"{s['file']}, {s['state']}, {s['loader']}", s["nbytes"] / s["seconds"]) for s in good)
+    return _medians((f"{s['file']}, {s['state']}, {s['loader']}", s["nbytes"] / s["seconds"]) for s in good)
 
 
 def _streams(result: dict[str, Any]) -> Rates:
-    return _mean(
+    return _medians(
         (f"{s['device']}, {s['state']}, {s['streams'] or 'no'} streams", s["gibps"])
         for s in result["samples"]
     )
 
 
 def _random(result: dict[str, Any]) -> Rates:
-    return _mean((s["contestant"], s["iops"]) for s in result["samples"] if s["contestant"] != "fio")
+    return _medians((s["contestant"], s["iops"]) for s in result["samples"] if s["contestant"] != "fio")
 
 
 def _stats(result: dict[str, Any]) -> Rates:
@@ -195,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.only = [n.strip() for n in args.only.split(",") if n.strip()]
     if not args.only or set(args.only) - {s.name for s in SCRIPTS} or args.alternations < 1:
         parser.error(f"--only takes {', '.join(s.name for s in SCRIPTS)}, --alternations at least 1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the worktrees are removed then, too
     args.dir.mkdir(parents=True, exist_ok=True)
     args.dir = args.dir.resolve()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
