@@ -9,13 +9,14 @@ cannot see.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nobounce.facts.mounts import parse_mountinfo
-from nobounce.facts.numa import numa_nodes
+from nobounce.facts.numa import NODES
 from nobounce.facts.source import MOUNTINFO, LiveSource, Source
-from nobounce.facts.sysfs import text, whole
+from nobounce.facts.sysfs import names, text, whole
 
 CGROUPS = "/proc/self/cgroup"
 RANKS = "LOCAL_WORLD_SIZE"
@@ -76,7 +77,7 @@ def machine_facts(source: Source) -> MachineFacts:
             if limit is not None and (tasks is None or limit < tasks):
                 tasks, tasks_from = limit, f"{path}/pids.max"
     ranks = max(1, whole(source.environment(RANKS) or "") or 1)
-    nodes = max(1, len(numa_nodes(source)))
+    nodes = max(1, sum(re.fullmatch(r"node[0-9]+", name) is not None for name in names(source, NODES)))
     cpus = max(1, cpus)
     return MachineFacts(
         memory, memory_from, cpus, cpus_from, affinity or cpus, tasks, tasks_from, ranks, nodes
@@ -124,12 +125,12 @@ def _folders(mount_point: str, root: str, path: str) -> Iterator[str]:
     below = (
         path.removeprefix(root.rstrip("/")) if path == root or path.startswith(root.rstrip("/") + "/") else ""
     )
-    names = [name for name in below.split("/") if name and name != ".."]
+    parts = [name for name in below.split("/") if name and name != ".."]
     while True:
-        yield "/".join([mount_point.rstrip("/"), *names])
-        if not names:
+        yield "/".join([mount_point.rstrip("/"), *parts])
+        if not parts:
             return
-        names.pop()
+        parts.pop()
 
 
 def _number(source: Source, path: str) -> int | None:
