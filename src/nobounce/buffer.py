@@ -206,21 +206,6 @@ class Buffer:
             self._allocation.pending = None
             self._closed = self._closed or self._allocation.device._runtime.name != "cpu"
 
-    def _begin_transfer(self) -> None:
-        """As `_acquire`, for a transfer in stream order: leaving the buffer's `with` block waits for its end."""
-        self._acquire()
-        with self._lock:
-            self._transfers += 1
-
-    def _end_transfer(self) -> None:
-        with self._lock:
-            self._uses -= 1
-            self._transfers -= 1
-            idle = None if self._transfers else self._idle
-        if idle is not None:
-            with idle.mutex:
-                idle.notify_all()
-
     def _wait_for_transfers(self) -> None:
         with self._lock:
             if not self._transfers or self._allocation is None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
+import os
 import stat
+from collections.abc import Callable
 
 from nobounce.errors import FileError, printable
 
@@ -29,8 +32,12 @@ def status_flags(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_GETFL)
 
 
-def duplicate(fd: int) -> int:
-    """Another number for the same open file; not inherited by programs that are started. Raises OSError."""
+def flavour(fd: int) -> str:
+    return "direct" if status_flags(fd) & os.O_DIRECT else "buffered"
+
+
+def duplicator(fd: int) -> Callable[[], int]:
+    """What makes another number for the same open file, not inherited by programs that are started. It raises OSError."""
     import fcntl
 
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+    return functools.partial(fcntl.fcntl, fd, fcntl.F_DUPFD_CLOEXEC, 0)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import operator
 import os
 import stat
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -27,7 +30,8 @@ from nobounce.facts.mountstats import NFS
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
-from nobounce.io.descriptors import check_kind, duplicate, status_flags
+from nobounce.io.descriptors import check_kind, duplicator, status_flags
+from nobounce.io.descriptors import flavour as flavour_of
 from nobounce.io.prepare import make_request, memory_of, transfer
 from nobounce.io.receipt import Receipt
 from nobounce.io.small import Plan
@@ -64,20 +68,39 @@ def open(path: str | os.PathLike[str] | int, mode: str = "r") -> File:  # noqa: 
         # A pipe would block in open() until somebody writes: look before opening.
         with contextlib.suppress(FileNotFoundError):
             check_kind(os.stat(name).st_mode, name)
-        fd = os.open(name, flags | os.O_CLOEXEC, 0o666)
+        return File._opened(functools.partial(os.open, name, flags | os.O_CLOEXEC, 0o666), name, "buffered")
     except OSError as e:
         if isinstance(e, FileError):
             raise
         raise FileError.from_oserror(e, name, "open") from e
-    return File(fd, name)
 
 
 class File:
     """An open file. Reads and writes take any buffer: a Buffer, an array of the host or of a device, a tensor."""
 
+    _borrowed: int | None
+
     def __init__(self, fd: int, name: str, *, shared: bool = False, borrowed: bool = False) -> None:
         """A `borrowed` descriptor may be of any kind and stays its owner's to close (hipFile A-25)."""
+        flavour = flavour_of(fd)
+        self._begin(name, flavour if shared or borrowed else None)
         self._borrowed = fd if borrowed else None
+        self._fds[flavour] = fd
+        if not borrowed:
+            check_kind(os.fstat(fd).st_mode, name)
+
+    @classmethod
+    def _opened(cls, opener: Callable[[], int], name: str, flavour: str, *, shared: bool = False) -> File:
+        """A File over the descriptor that `opener`, a function in C, returns. Raises OSError and FileError."""
+        self = cls.__new__(cls)
+        self._begin(name, flavour if shared else None)
+        self._keep(flavour, opener)
+        check_kind(os.fstat(self._fds[flavour]).st_mode, name)
+        return self
+
+    def _begin(self, name: str, shared: str | None) -> None:
+        self._borrowed = None
+        self._shared = shared
         self._lock = threading.Lock()
         self._fds: dict[str, int] = {}
         self._closed = False
@@ -92,17 +115,10 @@ class File:
         self._failed: dict[str, int] = {}
         forked.know(self)
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        flavour = "direct" if status_flags(fd) & os.O_DIRECT else "buffered"
-        self._fds[flavour] = fd
-        self._shared = flavour if shared or borrowed else None
-        try:
-            status = os.fstat(fd)
-            if not borrowed:
-                check_kind(status.st_mode, name)
-        except BaseException:
-            if not borrowed:
-                os.close(fd)
-            raise
+
+    def _keep(self, flavour: str, opener: Callable[[], int]) -> None:
+        """Open a descriptor and keep it, in one call into C: an interrupt between the two would lose it."""
+        self._fds.update(zip((flavour,), map(operator.call, (opener,)), strict=True))
 
     @classmethod
     def from_fd(cls, fd: int, name: str | None = None) -> File:
@@ -113,10 +129,11 @@ class File:
             except OSError:
                 name = f"fd {fd}"
         try:
-            own = duplicate(fd)
+            return cls._opened(duplicator(fd), name, flavour_of(fd), shared=True)
         except OSError as e:
+            if isinstance(e, FileError):
+                raise
             raise FileError.from_oserror(e, name, "duplicate the descriptor of") from e
-        return cls(own, name, shared=True)
 
     # descriptors and facts
 
@@ -146,16 +163,13 @@ class File:
             if fd is None:
                 own = next(iter(self._fds.values()))
                 flags = status_flags(own) & (os.O_ACCMODE | os.O_SYNC | os.O_DSYNC)
+                flags |= os.O_CLOEXEC | (os.O_DIRECT if flavour == "direct" else 0)
                 try:
-                    fd = os.open(
-                        f"/proc/self/fd/{own}",
-                        flags | os.O_CLOEXEC | (os.O_DIRECT if flavour == "direct" else 0),
-                    )
+                    self._keep(flavour, functools.partial(os.open, f"/proc/self/fd/{own}", flags))
                 except OSError as e:
                     self._direct_errno = e.errno
-                    fd = -1
-                self._fds[flavour] = fd
-            return fd
+                    self._fds[flavour] = -1
+            return self._fds[flavour]
 
     def _own_descriptor(self) -> int:
         """One whose position no caller shares; -1 where there is none yet."""
@@ -338,9 +352,7 @@ class File:
     def _leave(self) -> None:
         with self._lock:
             self._in_flight -= 1
-            last = self._closed and self._in_flight == 0
-        if last:
-            self._close_descriptors()
+        self._close_if_left()
 
     def _inherited(self) -> None:
         self._lock, self._in_flight = threading.Lock(), 0
@@ -354,23 +366,26 @@ class File:
             transferend.raise_untaken(transferend.of_file(self))
 
     def _close(self) -> None:
+        self._closed = True
+        self._close_if_left()
+
+    def _close_if_left(self) -> None:
+        """Once the file is closed and no transfer uses it, its descriptors go; what was interrupted before goes on."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            busy = self._in_flight > 0
-        if not busy:
+            last = self._closed and self._in_flight == 0 and bool(self._fds)
+        if last:
             self._close_descriptors()
 
     def _close_descriptors(self) -> None:
         direct = self._fds.get("direct", -1)
-        for vendor in self._vendors:
-            vendor.deregister_file(direct)
-        self._vendors.clear()
-        for fd in self._fds.values():
-            if fd >= 0 and fd != self._borrowed:
-                os.close(fd)
-        self._fds.clear()
+        with contextlib.suppress(KeyError):
+            while self._vendors:
+                self._vendors.pop().deregister_file(direct)
+        for flavour in [name for name, fd in self._fds.items() if fd < 0 or fd == self._borrowed]:
+            self._fds.pop(flavour, None)
+        # Taken out and closed in one call into C: never left open, and never closed twice.
+        with contextlib.suppress(KeyError):
+            deque(map(os.close, map(operator.itemgetter(1), iter(self._fds.popitem, None))), maxlen=0)
 
     def _check_open(self) -> None:
         if self._closed:

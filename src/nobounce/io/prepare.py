@@ -13,6 +13,7 @@ from nobounce.errors import ArgumentError, InternalError, RouteError
 from nobounce.io import hooks, small
 from nobounce.io.bounce import Ring
 from nobounce.io.engine import Engine, engine_for, machine_for
+from nobounce.io.hold import Hold
 from nobounce.io.job import Job
 from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
@@ -65,31 +66,34 @@ def transfer(
 ) -> Receipt:
     """Carry a synchronous transfer out, after the work already in the buffer's stream. `run` brings the job to its end."""
     view = as_buffer(buffer, write=op == "read")
-    file._enter()
+    hold = Hold(file, view)
     try:
-        with view.in_use():
-            view.wait()
-            if view.allocation.arriving:
-                in_order(file, op, view, where)
-            if op == "read" and progress is None:
-                nbytes, file_offset, buffer_offset = where
-                exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
-                plan = small.find(file, view, require, cache, exact)
-                if plan is not None:
-                    return _small(file, view, plan, exact, require, cache)
-            request = make_request(file, op, memory_of(view), view.device, where, require, cache, held)
-            pool = engine_for(view.device._runtime)
-            try:
-                route = judge(request)
-            except RouteError as e:
-                told = op, view.device.name, request.nbytes, None, e
-                hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
-                raise
-            job = make_job(file, request, route, view, pool, call=call, fsync=fsync, progress=progress)
-            small.keep(file, request, route, job)
-            run(pool, job)
+        hold.take()
+        view.wait()
+        if view.allocation.arriving:
+            in_order(file, op, view, where)
+        if op == "read" and progress is None:
+            nbytes, file_offset, buffer_offset = where
+            exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
+            plan = small.find(file, view, require, cache, exact)
+            if plan is not None:
+                return _small(file, view, plan, exact, require, cache)
+        request = make_request(file, op, memory_of(view), view.device, where, require, cache, held)
+        pool = engine_for(view.device._runtime)
+        try:
+            route = judge(request)
+        except RouteError as e:
+            told = op, view.device.name, request.nbytes, None, e
+            hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
+            raise
+        job = make_job(file, request, route, view, pool, call=call, fsync=fsync, progress=progress)
+        small.keep(file, request, route, job)
+        run(pool, job)
     finally:
-        file._leave()
+        try:
+            hold.let_go()
+        finally:
+            hold.let_go()  # the first may have been interrupted
     if job.error is not None:
         raise job.error
     if job.receipt is None:

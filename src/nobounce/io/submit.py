@@ -14,6 +14,7 @@ from nobounce.buffer import Buffer, as_buffer
 from nobounce.errors import ArgumentError, RouteError, TransferError
 from nobounce.io import hooks, params, small
 from nobounce.io.engine import engine_for
+from nobounce.io.hold import Hold
 from nobounce.io.params import StreamFlags
 from nobounce.io.prepare import make_job, make_request, memory_of, small_read, with_indirect
 from nobounce.io.quiet import KnownGate
@@ -78,22 +79,12 @@ def submit(
     now = _values(given, view)
     if flags and flags & StreamFlags.PAGE_ALIGNED_INPUTS and rules.check_claims:
         _check_claim(view, now)
-    file._enter()
-    view._begin_transfer()
-
-    owed = [True]
-
-    def release() -> None:
-        if not owed:
-            return  # the end of the transfer was first
-        owed.clear()
-        try:
-            view._end_transfer()
-        finally:
-            file._leave()
-
+    hold = Hold(file, view, in_order=True)
+    release = hold.let_go
     seen: hooks.Operation | None = None
+    transfer: Transfer | None = None
     try:
+        hold.take()
         pool = engine_for(runtime)
         if op == "read" and given.bytes_done is None and rules is RULES and not _late(given, flags):
             plan = small.find(file, view, require, cache, now)
@@ -126,7 +117,7 @@ def submit(
             small.keep(file, request, route, ahead)
 
         def make(on_done: Callable[[Job], None]) -> Job:
-            ending = transfer._ending
+            ending = made._ending
             if ahead is not None:
                 if ending is not None and ending.seen:
                     _check_defined(ending, request)
@@ -143,7 +134,7 @@ def submit(
             job.begin(on_done)
             return job
 
-        transfer = Transfer(pool, make, release)
+        transfer = made = Transfer(pool, make, release)
         transfer._small = ahead is not None and ahead.alone
         if hooks.observers:
             refusals = ahead.refusals if ahead is not None else ()
@@ -153,13 +144,19 @@ def submit(
             transfer._on_end = lambda receipt, error: report(cell, receipt, error)
         if rules is RULES:
             transfer._ending = _ending(file, op, view, on, now, late=late)
+        _enqueue(transfer, on, view)
+        return transfer
     except BaseException as e:
+        if transfer is not None:  # its end gives back what it holds, also where it runs already
+            transfer.cancel()
+            raise
         if seen is not None:
             hooks.leave(seen, None, e, seen.queued_at)
-        release()
+        try:
+            release()
+        finally:
+            release()  # the first may have been interrupted
         raise
-    _enqueue(transfer, on, view)
-    return transfer
 
 
 def _small(
@@ -228,14 +225,11 @@ def _filled(view: Buffer, now: tuple[int, int, int]) -> None:
 
 
 def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:
+    """Where this is interrupted, the caller cancels the transfer."""
     gate = KnownGate(view.device._runtime)
-    try:
-        transfer._hold(gate)  # before it closes: whatever interrupts that, the end of the transfer opens it
-        gate.shut(on.handle, transfer._reached, patient=transfer._small)
-        view.allocation.used_on(on)  # whoever looks at the buffer next waits for this stream
-    except BaseException:
-        transfer.cancel()
-        raise
+    transfer._hold(gate)  # before it closes: whatever interrupts that, the end of the transfer opens it
+    gate.shut(on.handle, transfer._reached, patient=transfer._small)
+    view.allocation.used_on(on)  # whoever looks at the buffer next waits for this stream
     transfer._scheduler.help()
 
 

@@ -202,13 +202,13 @@ class Transfer:
 
     def _end(self, receipt: Receipt | None, error: BaseException | None) -> None:
         """Whatever is done here is done once, also if it is interrupted and called again."""
-        release, self._release = self._release, _nothing
         on_end, self._on_end = self._on_end, None
         try:
             if self._ending is not None:
                 moved, asked = (0, 1) if receipt is None else (receipt.nbytes, receipt.requested)
                 self._ending.settle(self, moved, asked, error)
-            release()
+            self._release()  # which does it once
+            self._release = _nothing
             if on_end is not None:
                 on_end(receipt, error)
         except Exception:  # raised here it would end an I/O thread, and whoever waits would not be told

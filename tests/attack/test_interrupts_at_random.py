@@ -1,0 +1,125 @@
+"""Ctrl-C at random moments: KeyboardInterrupt or the result, nothing else, and what comes next works."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nobounce
+from scale import cases
+
+PAGE, NBYTES = 4096, 4 << 20
+
+Call = Callable[[Path, nobounce.Device], object]
+
+
+def read(path: Path, on: nobounce.Device) -> None:
+    with nobounce.open(path) as f, on.allocate(NBYTES) as buffer:
+        assert f.read(buffer).nbytes == NBYTES
+
+
+def read_async(path: Path, on: nobounce.Device) -> None:
+    with nobounce.open(path) as f, on.allocate(NBYTES) as buffer, on.create_stream() as stream:
+        moves = [
+            f.read_async(buffer, stream=stream, nbytes=NBYTES // 4, file_offset=i * NBYTES // 4)
+            for i in range(4)
+        ]
+        try:
+            assert sum(m.result().nbytes for m in moves) == NBYTES
+        finally:
+            stream.sync()
+
+
+def batch(path: Path, on: nobounce.Device) -> None:
+    with nobounce.open(path) as f, on.allocate(NBYTES) as buffer, nobounce.Batch(depth=16) as requests:
+        requests.read(f, buffer, file_offsets=np.arange(128) * PAGE, nbytes=PAGE)
+        assert len(requests.wait().check()) == 128
+
+
+def load(path: Path, on: nobounce.Device) -> None:
+    model = nobounce.load(path, device=on)
+    assert model.receipt.nbytes >= NBYTES - PAGE
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    text = json.dumps({"a": {"dtype": "U8", "shape": [NBYTES - PAGE], "data_offsets": [0, NBYTES - PAGE]}})
+    header = text.encode().ljust(PAGE - 8)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + random.Random(2).randbytes(NBYTES - PAGE))
+    return path
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("call", [read, read_async, batch, load])
+def test_an_interrupt_is_keyboard_interrupt_or_comes_too_late(model: Path, call: Call, device: str) -> None:
+    on = nobounce.Device(device)
+    call(model, on)
+    begin = time.perf_counter()
+    call(model, on)
+    seconds = time.perf_counter() - begin
+    chosen = random.Random(f"{call.__name__} {device}")
+    before, hit = signal.signal(signal.SIGALRM, signal.default_int_handler), 0
+    try:
+        for _ in range(cases(1000, 25)):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-5, 1.2 * seconds))
+                call(model, on)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                hit += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    call(model, on)
+    assert hit
+
+
+@pytest.mark.parametrize("verb", ["load", "cp", "roundtrip", "report"])
+def test_an_interrupted_command_ends_by_130_or_with_its_work(model: Path, tmp_path: Path, verb: str) -> None:
+    trace = tmp_path / "trace.json"
+    arguments = {
+        "load": [str(model), "--device", "cpu"],
+        "cp": [str(model), str(tmp_path / "copy"), "--device", "sim:0"],
+        "roundtrip": [str(tmp_path), "--device", "cpu", "--size", "16MiB"],
+        "report": [str(trace), "-o", str(tmp_path / "report.html")],
+    }[verb]
+    command = [sys.executable, "-m", "nobounce", verb, *arguments]
+    if verb == "report":
+        environment = {**os.environ, "NOBOUNCE_TRACE": str(trace)}
+        subprocess.run(
+            [sys.executable, "-m", "nobounce", "load", str(model), "--device", "cpu"],
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        trace = next(tmp_path.glob("trace*.json"))
+        command[command.index(str(tmp_path / "trace.json"))] = str(trace)
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    seconds = time.perf_counter() - begin
+    kept = set(os.listdir(tmp_path))
+    chosen = random.Random(verb)
+    for _ in range(cases(250, 3)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            time.sleep(chosen.uniform(0.3, 1.1) * seconds)  # before that it is not ours to answer
+            child.send_signal(signal.SIGINT)
+            _, told = child.communicate(timeout=100)
+        assert (child.returncode, told) in [
+            (0, ""),
+            (130, f"nobounce {verb}: interrupted\n"),
+            (130, "nobounce: interrupted\n"),
+        ]
+        assert set(os.listdir(tmp_path)) <= kept
