@@ -20,6 +20,9 @@ from nobounce.clock import THREADS
 from nobounce.errors import BusyError
 from scale import cases
 
+# A standard file object that an interrupt drops is closed by Python, which says so.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 PAGE, NBYTES = 4096, 1 << 20
 PATIENCE = 10.0
 

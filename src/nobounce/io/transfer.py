@@ -270,6 +270,8 @@ class Transfer:
                 self._looking = False
             if self._state == _QUEUED and (self._arrived or gate.look()):
                 self._engine.submit(self)  # interrupted: somebody has to open the gate
+            if self._state == _DONE:
+                self._heard(0)  # the interrupt tells the caller
             raise
 
 
