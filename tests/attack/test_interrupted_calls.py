@@ -108,7 +108,7 @@ def test_an_interrupt_at_any_step_comes_out_and_leaves_nothing_in_use(
         most = steps(lambda: call(f, buffer, stream))
         assert most > 20
     gc.collect()
-    for nth in random.Random(name).sample(range(1, most), min(most - 1, cases(most - 1, 40))):
+    for nth in random.Random(name).sample(range(1, most), min(most - 1, cases(most - 1, 12))):
         before = descriptors()
         f, buffer, stream = nobounce.open(path), on.allocate(NBYTES), on.create_stream()
         where, came_out = interrupted(nth, lambda: call(f, buffer, stream))  # noqa: B023

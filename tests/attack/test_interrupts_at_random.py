@@ -75,7 +75,7 @@ def test_an_interrupt_is_keyboard_interrupt_or_comes_too_late(model: Path, call:
     chosen = random.Random(f"{call.__name__} {device}")
     before, hit = signal.signal(signal.SIGALRM, signal.default_int_handler), 0
     try:
-        for _ in range(cases(1000, 25)):
+        for _ in range(cases(1000, 15)):
             try:
                 signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-5, 1.2 * seconds))
                 call(model, on)
@@ -115,7 +115,7 @@ def test_an_interrupted_command_ends_by_130_or_with_its_work(model: Path, tmp_pa
     seconds = time.perf_counter() - begin
     kept = set(os.listdir(tmp_path))
     chosen = random.Random(verb)
-    for _ in range(cases(250, 3)):
+    for _ in range(cases(250, 2)):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
             time.sleep(chosen.uniform(0.3, 1.1) * seconds)  # before that it is not ours to answer
             child.send_signal(signal.SIGINT)
