@@ -24,7 +24,7 @@ from nobounce.facts.types import Residency
 SAMPLES = 8
 PLACES, PLACE_NBYTES = 32, 64 << 10
 """Where `estimate` looks, and how far."""
-_OVERLAY = 0x794C7630
+OVERLAY = 0x794C7630
 _PAGE = os.sysconf("SC_PAGESIZE")
 _places = random.Random()  # not the global one, whose order belongs to the application
 
@@ -47,7 +47,7 @@ def counted(fd: int, file_offset: int, nbytes: int) -> Residency:
         return Residency(0, 0, "cachestat")
     try:
         cached = cachestat.cached_nbytes(fd, file_offset, nbytes)
-        if cached == 0 and cachestat.descriptor_type(fd) == _OVERLAY:
+        if cached == 0 and cachestat.descriptor_type(fd) == OVERLAY:
             return _below(fd, file_offset, nbytes)
     except OSError:
         return Residency(None, nbytes, "unknown")

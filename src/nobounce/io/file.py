@@ -22,6 +22,7 @@ from typing import Any
 
 from nobounce import forked, transferend
 from nobounce.buffer import as_buffer
+from nobounce.config import Settings
 from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
 from nobounce.facts.extents import ExtentMap, IndirectRange, has_holes
@@ -106,6 +107,8 @@ class File:
         self._closed = False
         self._in_flight = 0
         self._facts: FileFacts | None = None
+        self._now: tuple[FileFacts | None, FileFacts | None] = (None, None)
+        """The facts with the size of the last look, and what they were made of."""
         self._block_known = False
         self._extents = ExtentMap()
         self._vendors: set[DirectIO] = set()
@@ -114,6 +117,8 @@ class File:
         self.name = name
         self._failed: dict[str, int] = {}
         forked.know(self)
+        self._relay: tuple[FileFacts, Settings, int] | None = None
+        """The alignment of a relay's own direct I/O, and what it was found for (prepare.relay_alignment)."""
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def _keep(self, flavour: str, opener: Callable[[], int]) -> None:
@@ -201,9 +206,15 @@ class File:
             known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
             self._block_known = True
         self._facts = known
-        status = os.fstat(self.fileno())
+        fd = self.fileno()
+        status = os.fstat(fd)
+        nbytes = _nbytes(fd, status)
         sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
-        return dataclasses.replace(known, nbytes=_nbytes(self.fileno(), status), sparse=sparse)
+        base, now = self._now
+        if now is None or base is not known or now.nbytes != nbytes or now.sparse != sparse:
+            now = dataclasses.replace(known, nbytes=nbytes, sparse=sparse)
+            self._now = known, now
+        return now
 
     def _indirect(self, file_offset: int, nbytes: int) -> tuple[IndirectRange, ...]:
         """Ranges that touch [file_offset, file_offset + nbytes) and that O_DIRECT reads through the page cache."""

@@ -10,6 +10,8 @@ from nobounce import transferend
 from nobounce.buffer import Buffer, as_buffer
 from nobounce.config import ASYNC_BUFFER_NBYTES, settings
 from nobounce.errors import ArgumentError, InternalError, RouteError
+from nobounce.facts.extents import IndirectRange
+from nobounce.facts.types import FileFacts
 from nobounce.io import hooks, small
 from nobounce.io.bounce import Ring
 from nobounce.io.engine import Engine, engine_for, machine_for
@@ -77,7 +79,11 @@ def transfer(
             exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
             plan = small.find(file, view, require, cache, exact)
             if plan is not None:
-                return _small(file, view, plan, exact, require, cache)
+                if plan.target.ring is not None or hooks.watchers:
+                    return _small(file, view, plan, exact, require, cache)
+                receipt = small.read_now(view, plan, exact)
+                if receipt is not None:
+                    return receipt
         request = make_request(file, op, memory_of(view), view.device, where, require, cache, held)
         pool = engine_for(view.device._runtime)
         try:
@@ -87,7 +93,7 @@ def transfer(
             hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
             raise
         job = make_job(file, request, route, view, pool, call=call, fsync=fsync, progress=progress)
-        small.keep(file, request, route, job)
+        small.keep(file, request, job)
         run(pool, job)
     finally:
         try:
@@ -185,9 +191,15 @@ def make_request(
     usable = direct_facts.available and not in_force.force_compat_mode and require != "fallback"
     nbytes, file_offset, buffer_offset = where
     size = max(0, memory.nbytes - buffer_offset) if nbytes is None else nbytes
-    request = Request(
+    facts = file.facts(direct=usable, block=usable and direct_facts.file_rule == "hipfile")
+    indirect: tuple[IndirectRange, ...] = ()
+    if op == "read":
+        indirect = _indirect(file, facts, require, file_offset, size)
+        if held is None:
+            held = look(file, device, (size, file_offset, buffer_offset), require, cache)
+    return Request(
         op=op,
-        file=file.facts(direct=usable, block=usable and direct_facts.file_rule == "hipfile"),
+        file=facts,
         memory=memory,
         direct=direct_facts,
         settings=in_force,
@@ -196,24 +208,26 @@ def make_request(
         buffer_offset=buffer_offset,
         require=require,
         cache=cache,
+        cached=held or (),
+        indirect=indirect,
         earlier_failure=file._failed.get(device.name),
     )
-    if op == "read":
-        exact = size, file_offset, buffer_offset
-        request = with_indirect(file, request, file_offset, size)
-        held = look(file, device, exact, require, cache) if held is None else held
-        if held is not None:
-            request = dataclasses.replace(request, cached=held)
-    return request
+
+
+def _indirect(
+    file: File, facts: FileFacts, require: Require, file_offset: int, nbytes: int
+) -> tuple[IndirectRange, ...]:
+    """What the file system reads through the page cache of a range of the file."""
+    if require == "fallback" or (facts.direct_probe != "yes" and not file._extents.learnt):
+        return ()  # statx answers for the whole file, or no byte of it goes direct
+    return file._indirect(file_offset, nbytes)
 
 
 def with_indirect(file: File, request: Request, file_offset: int, nbytes: int) -> Request:
-    """The request of a read, with what the file system reads through the page cache of a range of the file."""
-    if request.file.direct_probe != "yes" and not file._extents.learnt:
-        return request  # statx answers for the whole file, or no byte of it goes direct
-    if request.op != "read" or request.require == "fallback":
+    """The request of a read, with what the file system reads through the page cache of another range of the file."""
+    if request.op != "read":
         return request
-    found = file._indirect(file_offset, nbytes)
+    found = _indirect(file, request.file, request.require, file_offset, nbytes)
     return dataclasses.replace(request, indirect=found) if found or request.indirect else request
 
 
@@ -277,12 +291,13 @@ def relay_alignment(file: File, request: Request) -> int:
     if request.cache == "use":
         return 0
     facts = file.facts()
-    plain = dataclasses.replace(
-        request, file=facts, direct=dataclasses.replace(request.direct, file_rule="probe")
-    )
-    if file_refusals(plain):
-        return 0
-    return max(facts.dio_offset_align or UNREPORTED_ALIGN, facts.dio_mem_align or UNREPORTED_ALIGN)
+    known = file._relay
+    if known is None or known[0] is not facts or known[1] is not request.settings:
+        rule = dataclasses.replace(request.direct, file_rule="probe")
+        refused = file_refusals(dataclasses.replace(request, file=facts, direct=rule))
+        align = max(facts.dio_offset_align or UNREPORTED_ALIGN, facts.dio_mem_align or UNREPORTED_ALIGN)
+        known = file._relay = facts, request.settings, 0 if refused else align
+    return known[2]
 
 
 def make_target(

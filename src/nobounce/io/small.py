@@ -1,29 +1,34 @@
 """Small reads that go the same way each time: the first is judged in full, the next ones take its plan.
 
-A 4 KiB read takes 15 us behind a gate of a GPU's stream; to gather its facts, judge them and make a job of chunks takes several
-times that. Where a route does not depend on where in the file a read begins (it falls back for a reason of the file's, the
-device's or the caller's), it is kept with the file. Whatever is out of the ordinary (a short read, an error) is left to
-the whole way, which reads again and reports in full.
+To gather a read's facts, judge them and make a job of chunks takes ten times as long as to read 4 KiB of page-cached bytes. What
+does not depend on where in the file a read begins is kept with the file: the ways that are tried for it, one after the other
+(what the page cache holds, then direct, or then host memory for a reason of the file's, the device's or the caller's). Whatever is
+out of the ordinary (a short read, an error, an unaligned edge) is left to the whole way, which reads again and reports in full.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
 from nobounce.errors import DeviceError, InternalError, NobounceError
+from nobounce.facts import cachestat, pagecache
 from nobounce.facts.filtered import REFUSED
 from nobounce.io import hooks
-from nobounce.io.fallback import host_flags
-from nobounce.io.receipt import Receipt, Segment
+from nobounce.io.receipt import Evidence, Receipt, Segment
 from nobounce.io.target import Chunk, Target
-from nobounce.route.scores import INDIRECT
-from nobounce.route.types import Reason, Refusal, Request, Route
-from nobounce.runtimes import faults, rawio
+from nobounce.route.judge import CACHED, DIRECT, cold_reason, only_direct
+from nobounce.route.scores import alignments, hard_refusals
+from nobounce.route.types import BackendName, Reason, Refusal, Request
+from nobounce.runtimes import faults
+from nobounce.runtimes.rawio import RWF_NOWAIT, try_read
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -36,11 +41,28 @@ MOST_NBYTES = 256 << 10
 """Above this, several threads and the usual way are no slower."""
 AT_ONCE_NBYTES = 64 << 10
 """Up to here a submission that waits for the bytes takes no longer than one that puts a gate into the stream."""
-RWF_NOWAIT = 0x8
+PAGE = mmap.PAGESIZE
 HAS_FLAGS = hasattr(os, "RWF_NOWAIT")
 MOST_PLANS = 32
 
 Key = tuple[Any, ...]
+
+
+class Way(NamedTuple):
+    """One try of a read: it moves every byte, or the next way is tried."""
+
+    fd: int
+    flags: int
+    """RWF_*."""
+    backend: BackendName
+    reason: Reason
+    grain: int = 1
+    """Alignment of O_DIRECT reads in the file, in bytes. Into memory of the host another request is not this way's; a relay reads
+    around it."""
+    memory_grain: int = 1
+    if_held: bool = False
+    """Only where the page cache holds every page of it. To ask by trying would not do: a read with RWF_NOWAIT of what is not there has
+    the kernel fetch it (32 KiB for 8 were seen on Linux 6.18), and what then goes direct is read twice."""
 
 
 class Plan(NamedTuple):
@@ -48,11 +70,22 @@ class Plan(NamedTuple):
 
     settings: Settings
     target: Target
-    reason: Reason
+    ways: tuple[Way, ...]
     refusals: tuple[Refusal, ...]
-    direct: bool
-    """The relay reads by O_DIRECT."""
     process: int
+
+
+class Ended(NamedTuple):
+    """A read that has ended well, as those who count transfers look at it: like a `Job`."""
+
+    target: Target
+    receipt: Receipt
+    requested: int
+    refusals: tuple[Refusal, ...]
+    stream: int | None = None
+    error: BaseException | None = None
+    direct_nbytes: int = 0
+    operation: hooks.Operation | None = None
 
 
 _process = os.getpid()
@@ -92,58 +125,119 @@ def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, i
     return plan
 
 
-def keep(file: File, request: Request, route: Route, job: Job) -> None:
-    """Keep the way of a read that was judged in full, if it is one way whatever the offset."""
+def keep(file: File, request: Request, job: Job) -> None:
+    """Keep the ways of a read that was judged in full, for those after it, whatever their offsets."""
     target = job.target
     if (
         request.op != "read"
-        or len(route.segments) != 1
-        or route.segments[0].backend != "fallback"
-        or (request.cache == "auto" and request.require == "auto")
-        or route.segments[0].reason.code == "unaligned-edge"
-        or not _hard(request, route)
         or target.runtime.scheduler is not THREADS
         or request.earlier_failure is not None
         or len(file._plans) >= MOST_PLANS
     ):
         return
-    direct = target.relay_fd >= 0 and request.cache != "use" and target.ring is not None
-    if target.drop_cache and not (direct and target.vouched):
-        return  # pages have to be dropped behind it, or may have to: btrfs reads what it has compressed through the page cache
+    hard = tuple(hard_refusals(request))
+    cold = _cold_way(file, request, target, cold_reason(request, hard))
+    ways = () if cold is None else (cold,)
+    if request.cache == request.require == "auto" and not only_direct(request):
+        if not _is_counted(target.buffered_fd):
+            return
+        ways = (Way(target.buffered_fd, RWF_NOWAIT, "fallback", CACHED, if_held=True), *ways)
+    if not ways:
+        return
     key = (request.memory.device, request.memory.kind, request.require, request.cache)
-    file._plans[key] = Plan(
-        request.settings, target, route.segments[0].reason, job.refusals, direct, _process
+    file._plans[key] = Plan(request.settings, target, ways, hard, _process)
+
+
+def _is_counted(fd: int) -> bool:
+    """Whether cachestat tells of this file page by page: on overlay it says nothing of the layers below."""
+    try:
+        cachestat.cached_nbytes(fd, 0, PAGE)
+        return cachestat.descriptor_type(fd) != pagecache.OVERLAY
+    except OSError:
+        return False
+
+
+def _is_held(fd: int, file_offset: int, nbytes: int) -> bool:
+    """Whether the page cache holds every page of a range: 3 us."""
+    first = file_offset // PAGE * PAGE
+    whole = -(-(file_offset + nbytes - first) // PAGE) * PAGE
+    try:
+        return cachestat.cached_nbytes(fd, first, whole) >= whole
+    except OSError:
+        return False
+
+
+def _cold_way(file: File, request: Request, t: Target, reason: Reason) -> Way | None:
+    """The way of bytes that the page cache does not hold; None where it depends on more than their alignment."""
+    if reason is not DIRECT:
+        if t.ring is not None and t.relay_fd >= 0:
+            # btrfs reads what it has compressed through the page cache, and such pages have to be dropped.
+            return (
+                None
+                if t.drop_cache and not t.vouched
+                else Way(t.relay_fd, 0, "fallback", reason, t.relay_align)
+            )
+        # With "avoid", pages would have to be dropped behind it.
+        return None if t.drop_cache else Way(t.buffered_fd, 0, "fallback", reason)
+    direct = t.runtime.direct_io()
+    # Where statx vouches for the file, no byte of it needs a second look.
+    if direct is None or not direct.plain or t.sparse or not t.vouched or t.populate or file._extents.learnt:
+        return None
+    memory, offset = alignments(request)
+    return Way(file._descriptor("direct"), 0, "fastpath", DIRECT, offset, memory)
+
+
+def read_now(view: Buffer, plan: Plan, where: tuple[int, int, int]) -> Receipt | None:
+    """Read into memory of the host on the calling thread; None where no way moves every byte, so that the whole way has to."""
+    t = plan.target
+    nbytes, file_offset, buffer_offset = where
+    address = view._address + buffer_offset
+    began = monotonic()
+    for way in plan.ways:
+        if way.if_held and not _is_held(way.fd, file_offset, nbytes):
+            continue
+        if way.grain > 1 and not _suits(way, address, nbytes, file_offset):
+            return None
+        if try_read(way.fd, address, nbytes, file_offset, way.flags) == nbytes:
+            break
+    else:
+        return None
+    direct = way.backend == "fastpath"
+    segment = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason)
+    evidence: Evidence = "reported" if direct else "none"
+    ended = monotonic()
+    receipt = Receipt(
+        "read", t.filename, t.device_name, nbytes, nbytes, (segment,), (), evidence, began, began, ended
     )
+    if hooks.observers:
+        told = Ended(t, receipt, nbytes, () if direct else plan.refusals, None, None, nbytes if direct else 0)
+        hooks.ended(told)  # type: ignore[arg-type]
+    return receipt
 
 
-def _hard(request: Request, route: Route) -> bool:
-    """Whether the reason holds for every offset: asked for, or a refusal that is not one of alignment."""
-    code = route.segments[0].reason.code
-    if code in ("cache-use", "required-fallback"):
-        return True
-    return (
-        not code.endswith("-align")
-        and code not in INDIRECT
-        and any(r.code == code for s in route.scores for r in s.refusals)
-    )
+def _suits(way: Way, address: int, nbytes: int, file_offset: int) -> bool:
+    """Whether a direct read may be made just so: aligned, and with no hole in the file since."""
+    if (file_offset | nbytes) % way.grain or address % way.memory_grain:
+        return False
+    status = os.fstat(way.fd)
+    return status.st_blocks * 512 >= status.st_size or not stat.S_ISREG(status.st_mode)
 
 
-def _read(fd: int, ring: Ring, slot: int, nbytes: int, file_offset: int, flags: int) -> int:
-    """Into a slot. The interpreter's own call takes half of what one on an address does; built for an old C library it has no flags,
-    and it is preadv2 also without any, which a filter may refuse."""
-    if HAS_FLAGS or not flags:
+def _read(way: Way, ring: Ring, slot: int, nbytes: int, file_offset: int) -> int:
+    """Into a slot; -1 where it fails, or would wait. The interpreter's own call takes half of what one on an address does; built for an old
+    C library it has no flags, and it is preadv2 also without any, which a filter may refuse."""
+    if way.grain == 1 and (HAS_FLAGS or not way.flags):
         try:
-            return os.preadv(fd, (ring.view(slot)[:nbytes],), file_offset, flags)
+            return os.preadv(way.fd, (ring.view(slot)[:nbytes],), file_offset, way.flags)
         except OSError as e:
             if e.errno not in REFUSED:
-                raise
-    return rawio.read_plain(fd, slot, nbytes, file_offset, flags)
+                return -1
+    return try_read(way.fd, slot, nbytes, file_offset, way.flags)
 
 
 class SmallRead:
     """One read by a plan; to whoever carries it out, counts it or waits for it, it is a `Job`."""
 
-    direct_nbytes = 0
     tickets = 1
 
     def __init__(
@@ -157,6 +251,8 @@ class SmallRead:
         self.plan, self.target, self.refusals = plan, plan.target, plan.refusals
         self._address, self._where, self.stream, self._whole = address, where, stream, whole
         self.requested = where[0]
+        self.direct_nbytes = 0
+        self._way = plan.ways[0]
         self.queued_at = self.started_at = self.ended_at = THREADS.now()
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
@@ -201,12 +297,7 @@ class SmallRead:
         """Whether every byte is where it belongs."""
         t, ring = self.target, self.target.ring
         if ring is None:
-            nbytes, file_offset, buffer_offset = self._where
-            at, began = self._address + buffer_offset, THREADS.now()
-            whole = rawio.read_plain(t.buffered_fd, at, nbytes, file_offset, host_flags(t)) == nbytes
-            if whole and hooks.watchers:
-                self._tell(began, THREADS.now())
-            return whole
+            return self._straight()
         stream = ring.copy_stream()
         try:
             slot = ring.acquire(wait=True)
@@ -214,19 +305,34 @@ class SmallRead:
                 return False
             try:
                 with t.runtime.copy_calls(t.device) as calls:
-                    return self._relay(calls, ring, stream, slot, host_flags(t))
+                    return any(self._relay(way, calls, ring, stream, slot) for way in self.plan.ways)
             finally:
                 ring.release(slot)
         finally:
             ring.return_stream(stream)
+
+    def _straight(self) -> bool:
+        nbytes, file_offset, buffer_offset = self._where
+        address, began = self._address + buffer_offset, THREADS.now()
+        for way in self.plan.ways:
+            if way.if_held and not _is_held(way.fd, file_offset, nbytes):
+                continue
+            if way.grain > 1 and not _suits(way, address, nbytes, file_offset):
+                return False
+            if try_read(way.fd, address, nbytes, file_offset, way.flags) == nbytes:
+                self._way = way
+                if hooks.watchers:
+                    self._tell(began, THREADS.now())
+                return True
+        return False
 
     def at_once(self) -> bool:
         """Do it now: a page-cached read in the order of a stream that has nothing before it needs no gate and no other thread.
 
         False: nothing was done. Not while a large transfer's copies would be waited for.
         """
-        t, ring = self.target, self.target.ring
-        if ring is None or self.stream is None or self.plan.direct or self.requested > AT_ONCE_NBYTES:
+        t, ring, way = self.target, self.target.ring, self.plan.ways[0]
+        if ring is None or self.stream is None or way.grain > 1 or self.requested > AT_ONCE_NBYTES:
             return False
         done = False
         try:
@@ -236,7 +342,7 @@ class SmallRead:
                     return False
                 try:
                     self.begin()
-                    done = self._relay(calls, ring, *mine, host_flags(t) | RWF_NOWAIT)
+                    done = self._relay(way._replace(flags=way.flags | RWF_NOWAIT), calls, ring, *mine)
                 finally:
                     ring.give_back(*mine)
         except (OSError, NobounceError):
@@ -247,22 +353,17 @@ class SmallRead:
             self.done = True
         return done
 
-    def _relay(
-        self, calls: CopyCalls, ring: Ring, stream: int, borrowed: tuple[int, int], flags: int
-    ) -> bool:
+    def _relay(self, way: Way, calls: CopyCalls, ring: Ring, stream: int, borrowed: tuple[int, int]) -> bool:
         """Through a slot and a private stream, in which hardly ever something is left; whether every byte is where it belongs."""
         t, slot = self.target, borrowed[0]
         nbytes, file_offset, buffer_offset = self._where
         watched = bool(hooks.watchers)
         began = THREADS.now() if watched else 0.0
-        if self.plan.direct:
-            lead = file_offset % t.relay_align
-            ask = -(-(lead + nbytes) // t.relay_align) * t.relay_align
-            got = rawio.read_plain(t.relay_fd, slot, ask, file_offset - lead)
-        else:
-            lead = 0
-            got = _read(t.buffered_fd, ring, slot, nbytes, file_offset, flags)
-        if got < lead + nbytes:
+        if way.if_held and not _is_held(way.fd, file_offset, nbytes):
+            return False
+        lead = file_offset % way.grain
+        ask = -(-(lead + nbytes) // way.grain) * way.grain
+        if _read(way, ring, slot, ask, file_offset - lead) < lead + nbytes:
             return False
         copied, there = False, THREADS.now() if watched else 0.0
         try:
@@ -273,6 +374,7 @@ class SmallRead:
             if not copied:  # the copy may still be under way, and the slot is about to be somebody else's
                 with suppress(DeviceError):
                     t.runtime.stream_sync(stream)
+        self._way = way
         if watched:
             now = THREADS.now()
             hooks.copied(t.device_name, stream, "read", nbytes, there, now)
@@ -281,7 +383,9 @@ class SmallRead:
 
     def _tell(self, began: float, ended: float) -> None:
         nbytes, file_offset, buffer_offset = self._where
-        chunk = Chunk("fallback", file_offset, buffer_offset, nbytes, self.plan.reason, self.plan.direct)
+        way = self._way
+        relayed = self.target.ring is not None and way.grain > 1
+        chunk = Chunk(way.backend, file_offset, buffer_offset, nbytes, way.reason, relayed)
         hooks.moved(self, chunk, began, ended)  # type: ignore[arg-type]
 
     def gone(self, error: BaseException) -> None:
@@ -292,7 +396,10 @@ class SmallRead:
     def _account(self) -> None:
         t = self.target
         nbytes, file_offset, buffer_offset = self._where
-        part = Segment("fallback", file_offset, buffer_offset, nbytes, self.plan.reason, t.ring is not None)
+        way, relayed = self._way, t.ring is not None
+        part = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason, relayed)
+        if way.backend == "fastpath":
+            self.direct_nbytes, self.refusals = nbytes, ()
         self.receipt = Receipt(
             op="read",
             filename=t.filename,
@@ -300,6 +407,7 @@ class SmallRead:
             requested=nbytes,
             nbytes=nbytes,
             segments=(part,),
+            evidence="reported" if way.backend == "fastpath" else "none",
             queued_at=self.queued_at,
             started_at=self.started_at,
             ended_at=self.ended_at,

@@ -114,7 +114,7 @@ def submit(
         prepared = make_job(file, request, route, view, pool, **ways)
         ahead = None if late else prepared
         if ahead is not None and rules is RULES:
-            small.keep(file, request, route, ahead)
+            small.keep(file, request, ahead)
 
         def make(on_done: Callable[[Job], None]) -> Job:
             ending = made._ending

@@ -7,7 +7,7 @@ by buffered pwrite, never by read-modify-write, which would lose a neighbour's b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nobounce.errors import RouteError, printable
 from nobounce.route.scores import (
@@ -81,6 +81,16 @@ def only_direct(request: Request) -> bool:
     return request.require == "fastpath" or not request.settings.allow_compat_mode
 
 
+def cold_reason(request: Request, hard: Sequence[Refusal]) -> Reason:
+    """Why bytes of an aligned request take their way where the page cache does not hold them, whatever their offset is: for
+    smaller requests like one that was judged. `hard` is what `hard_refusals` says of it."""
+    if request.require == "fallback":
+        return REQUIRED
+    if request.cache == "use" and not only_direct(request):
+        return CACHE_USE
+    return _reason(hard[0]) if hard else DIRECT
+
+
 def _refused(request: Request, refusals: tuple[Refusal, ...]) -> RouteError:
     name = printable(request.file.path or "?")
     wanted = "fastpath is required" if request.require == "fastpath" else "no backend accepts the request"
@@ -149,6 +159,9 @@ def _first_aligned(start: int, grain: int, mem: int, residue: int) -> int | None
 
 def _split(request: Request) -> Iterator[RouteSegment]:
     start, end = request.file_offset, request.file_offset + request.nbytes
+    if request.cache == "auto" and request.op == "read" and _is_resident(request):
+        yield _whole(request, CACHED)  # its edges too, whatever their alignment
+        return
     middle = aligned_middle(request)
     if middle is None:
         yield _whole(request, _edge_reason(request))
@@ -159,6 +172,15 @@ def _split(request: Request) -> Iterator[RouteSegment]:
     yield from _by_residency(request, first, last)
     if last < end:
         yield _segment(request, last, end, EDGE)
+
+
+def _is_resident(request: Request) -> bool:
+    """Whether one range that the page cache holds covers the request."""
+    end = request.file_offset + request.nbytes
+    return any(
+        c.resident and c.file_offset <= request.file_offset and c.file_offset + c.nbytes >= end
+        for c in request.cached
+    )
 
 
 def _edge_reason(request: Request) -> Reason:

@@ -70,6 +70,13 @@ def read_plain(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) 
     return _checked(moved, flags)
 
 
+def try_read(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) -> int:
+    """Bytes read, or -1 for any error: for one whose caller has another way then."""
+    if flags:
+        return int(_preadv2(fd, ctypes.byref(_Vector(address, nbytes)), 1, offset, flags))
+    return int(_pread(fd, address, nbytes, offset))
+
+
 def write_plain(fd: int, address: int, nbytes: int, offset: int, flags: int = 0) -> int:
     """`pwrite_from` without faults."""
     if flags:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import nobounce
+from capabilities import need
 from nobounce import config
 from nobounce.errors import (
     ArgumentError,
@@ -22,6 +23,8 @@ from nobounce.errors import (
     TransferCancelledError,
     TransferError,
 )
+from nobounce.facts import cachestat
+from nobounce.facts.pagecache import counted as counted_pages
 from nobounce.io import engine, hooks, small
 from nobounce.io.target import Chunk
 from nobounce.runtimes import rawio
@@ -48,7 +51,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         done[-1] = plain(self)
         return done[-1]
 
+    now = small.read_now
+
+    def noted_now(*arguments: Any) -> nobounce.Receipt | None:
+        done.append(False)
+        receipt = now(*arguments)
+        done[-1] = receipt is not None
+        return receipt
+
     monkeypatch.setattr(small.SmallRead, "_move", noted)
+    monkeypatch.setattr(small, "read_now", noted_now)
     return done
 
 
@@ -263,14 +275,108 @@ def test_a_watched_read_that_is_cancelled_in_its_stream_has_ended(path: Path, wa
     assert isinstance(watch.operations[-1].error, TransferCancelledError)
 
 
-def test_what_depends_on_the_place_is_never_kept(path: Path, quick: list[bool]) -> None:
-    """An aligned read goes direct, the next one's edges do not; with cache="auto" residency decides each time."""
-    with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(8192) as buffer:
-        assert f.read(buffer, nbytes=100, file_offset=1).fallback_bytes == 100
-        assert f.read(buffer, nbytes=4096).fastpath_bytes == 4096
+def test_what_depends_on_the_place_is_the_whole_way_s(path: Path, quick: list[bool]) -> None:
+    """An aligned read goes direct, the next one's edges do not."""
+    need("o_direct")
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(8192) as buffer:
+        assert f.read(buffer, nbytes=100, file_offset=1, cache="avoid").fallback_bytes == 100
+        assert f.read(buffer, nbytes=4096, cache="avoid").fastpath_bytes == 4096
+        assert f.read(buffer, nbytes=100, file_offset=1, cache="avoid").fallback_bytes == 100
+        assert f.read(buffer, nbytes=4096, buffer_offset=1, cache="avoid").fastpath_bytes == 0
+        assert f.read(buffer, nbytes=4096, file_offset=8192, cache="avoid").fastpath_bytes == 4096
+        data = buffer.numpy().tobytes()
+    assert quick == [True, False, False, True]
+    assert data[:4096] == path.read_bytes()[8192 : 8192 + 4096]
+
+
+def cool(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def pages(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return counted_pages(fd, 0, NBYTES).resident_bytes or 0
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("where", [(4096, 8192, 0), (100, 4097, 5)])
+def test_auto_takes_from_the_page_cache_what_it_holds_by_trying(
+    path: Path, device: str, where: tuple[int, int, int], quick: list[bool]
+) -> None:
+    nbytes, file_offset, buffer_offset = where
+    told = {"nbytes": nbytes, "file_offset": file_offset, "buffer_offset": buffer_offset, "cache": "auto"}
+    data = path.read_bytes()
+    with nobounce.open(path) as f, nobounce.Device(device).allocate(8192) as buffer:
+        route = f.explain(buffer, **told)
+        first, second = f.read(buffer, **told), f.read(buffer, **told)
+        assert buffer.numpy().tobytes()[buffer_offset : buffer_offset + nbytes] == data[file_offset:][:nbytes]
+    assert quick == [True]
+    assert outcome(first) == outcome(second)
+    assert [s.reason.code for s in second.segments] == [s.reason.code for s in route.segments] == ["cached"]
+
+
+def test_auto_reads_directly_what_the_page_cache_lacks_and_leaves_no_page(
+    path: Path, quick: list[bool]
+) -> None:
+    need("o_direct", "cachestat")
+    data = path.read_bytes()
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(8192) as buffer:
         f.read(buffer, nbytes=4096, cache="auto")
-        f.read(buffer, nbytes=4096, cache="auto")
-    assert not quick
+        cool(path)
+        receipt = f.read(buffer, nbytes=8192, file_offset=4096, cache="auto")
+        assert buffer.numpy().tobytes() == data[4096 : 4096 + 8192]
+        assert (receipt.fastpath_bytes, receipt.evidence) == (8192, "reported")
+        assert pages(path) == 0
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(fd, 4096, 4096)
+        os.close(fd)
+        half = f.read(buffer, nbytes=8192, file_offset=4096, cache="auto")  # one page of two
+        assert buffer.numpy().tobytes() == data[4096 : 4096 + 8192]
+        assert half.nbytes == 8192
+    assert quick == [True, True]
+
+
+def test_a_hole_made_since_is_the_whole_way_s_to_count(path: Path, quick: list[bool]) -> None:
+    need("o_direct")
+    with nobounce.open(path, "r+") as f, nobounce.Device("cpu").allocate(4096) as buffer:
+        f.read(buffer, cache="avoid")
+        f.truncate(1 << 20)
+        assert f.read(buffer, file_offset=512 << 10, cache="avoid").hole_bytes == 4096
+    assert quick == [False]
+
+
+def test_where_pages_are_not_counted_the_whole_way_looks(
+    path: Path, quick: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
+    data = path.read_bytes()
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(4096) as buffer:
+        for n in range(3):
+            receipt = f.read(buffer, file_offset=4096 * n + 1, cache="auto")
+            assert receipt.nbytes == 4096
+            assert buffer.numpy().tobytes() == data[4096 * n + 1 :][:4096]
+    assert quick == []
+
+
+def test_auto_has_the_kernel_fetch_nothing_by_asking(path: Path, quick: list[bool]) -> None:
+    need("o_direct", "cachestat")
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(4096) as buffer:
+        f.read(buffer, cache="auto")
+        cool(path)
+        for n in range(8):
+            assert f.read(buffer, file_offset=4096 * n, cache="auto").fastpath_bytes == 4096
+    assert pages(path) == 0
+    assert quick == [True] * 8
 
 
 def test_an_interrupt_opens_the_gate_and_reaches_the_caller(
