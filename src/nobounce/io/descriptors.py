@@ -10,6 +10,15 @@ from collections.abc import Callable
 
 from nobounce.errors import FileError, printable
 
+MODES = {
+    "r": os.O_RDONLY,
+    "r+": os.O_RDWR,
+    "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "w+": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    "x+": os.O_RDWR | os.O_CREAT | os.O_EXCL,
+}
+
 
 def check_kind(mode: int, name: str) -> None:
     """Raises FileError for what is neither a regular file nor a block device."""
@@ -41,3 +50,8 @@ def duplicator(fd: int) -> Callable[[], int]:
     import fcntl
 
     return functools.partial(fcntl.fcntl, fd, fcntl.F_DUPFD_CLOEXEC, 0)
+
+
+def nbytes_of(fd: int, status: os.stat_result) -> int:
+    """The size of a file or a block device, in bytes."""
+    return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import operator
 import os
-import stat
 import sys
 import threading
 from collections import deque
@@ -31,25 +30,17 @@ from nobounce.facts.mountstats import NFS
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
-from nobounce.io.descriptors import check_kind, duplicator, status_flags
+from nobounce.io.descriptors import MODES, check_kind, duplicator, nbytes_of, status_flags
 from nobounce.io.descriptors import flavour as flavour_of
+from nobounce.io.kept import Plan
 from nobounce.io.prepare import make_request, memory_of, transfer
 from nobounce.io.receipt import Receipt
-from nobounce.io.small import Plan
 from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, MemoryFacts, MemoryKind, Op, Require, Route
 from nobounce.runtimes.base import DirectIO
 
-_MODES = {
-    "r": os.O_RDONLY,
-    "r+": os.O_RDWR,
-    "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-    "w+": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
-    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
-    "x+": os.O_RDWR | os.O_CREAT | os.O_EXCL,
-}
 _SOURCE = LiveSource()
 
 
@@ -62,9 +53,9 @@ def open(path: str | os.PathLike[str] | int, mode: str = "r") -> File:  # noqa: 
     if isinstance(path, int):
         return File.from_fd(path)
     name = os.fspath(path)
-    flags = _MODES.get(mode.replace("b", ""))
+    flags = MODES.get(mode.replace("b", ""))
     if flags is None:
-        raise ArgumentError(f"mode {mode!r} is not one of {', '.join(_MODES)}")
+        raise ArgumentError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     try:
         # A pipe would block in open() until somebody writes: look before opening.
         with contextlib.suppress(FileNotFoundError):
@@ -107,8 +98,7 @@ class File:
         self._closed = False
         self._in_flight = 0
         self._facts: FileFacts | None = None
-        self._now: tuple[FileFacts | None, FileFacts | None] = (None, None)
-        """The facts with the size of the last look, and what they were made of."""
+        self._sized: tuple[FileFacts | None, FileFacts | None] = (None, None)
         self._block_known = False
         self._extents = ExtentMap()
         self._vendors: set[DirectIO] = set()
@@ -117,8 +107,7 @@ class File:
         self.name = name
         self._failed: dict[str, int] = {}
         forked.know(self)
-        self._relay: tuple[FileFacts, Settings, int] | None = None
-        """The alignment of a relay's own direct I/O, and what it was found for (prepare.relay_alignment)."""
+        self._relay: tuple[FileFacts, Settings, int] | None = None  # prepare.relay_alignment's
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def _keep(self, flavour: str, opener: Callable[[], int]) -> None:
@@ -151,7 +140,7 @@ class File:
     def nbytes(self) -> int:
         """The size now, in bytes (of a block device too)."""
         fd = self.fileno()
-        return _nbytes(fd, os.fstat(fd))
+        return nbytes_of(fd, os.fstat(fd))
 
     @property
     def closed(self) -> bool:
@@ -208,12 +197,12 @@ class File:
         self._facts = known
         fd = self.fileno()
         status = os.fstat(fd)
-        nbytes = _nbytes(fd, status)
+        nbytes = nbytes_of(fd, status)
         sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
-        base, now = self._now
+        base, now = self._sized
         if now is None or base is not known or now.nbytes != nbytes or now.sparse != sparse:
             now = dataclasses.replace(known, nbytes=nbytes, sparse=sparse)
-            self._now = known, now
+            self._sized = known, now
         return now
 
     def _indirect(self, file_offset: int, nbytes: int) -> tuple[IndirectRange, ...]:
@@ -424,7 +413,3 @@ class File:
 
     def __repr__(self) -> str:
         return f"<nobounce.File {printable(self.name)!r}{' closed' if self._closed else ''}>"
-
-
-def _nbytes(fd: int, status: os.stat_result) -> int:
-    return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size

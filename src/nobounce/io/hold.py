@@ -22,6 +22,10 @@ class Hold:
         self._file, self._view, self._transfers = file, view, int(in_order)
         self._file_held = self._view_held = False
 
+    @property
+    def held(self) -> bool:
+        return self._file_held or self._view_held
+
     def take(self) -> None:
         """Raises ClosedError."""
         file, view = self._file, self._view

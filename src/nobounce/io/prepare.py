@@ -12,7 +12,7 @@ from nobounce.config import ASYNC_BUFFER_NBYTES, settings
 from nobounce.errors import ArgumentError, InternalError, RouteError
 from nobounce.facts.extents import IndirectRange
 from nobounce.facts.types import FileFacts
-from nobounce.io import hooks, small
+from nobounce.io import hooks, kept, small
 from nobounce.io.bounce import Ring
 from nobounce.io.engine import Engine, engine_for, machine_for
 from nobounce.io.hold import Hold
@@ -77,7 +77,7 @@ def transfer(
         if op == "read" and progress is None:
             nbytes, file_offset, buffer_offset = where
             exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
-            plan = small.find(file, view, require, cache, exact)
+            plan = kept.find(file, view, require, cache, exact)
             if plan is not None:
                 if plan.target.ring is not None or hooks.watchers:
                     return _small(file, view, plan, exact, require, cache)
@@ -93,13 +93,14 @@ def transfer(
             hooks.unrouted(*told, file_offset=request.file_offset, now=pool.scheduler.now())
             raise
         job = make_job(file, request, route, view, pool, call=call, fsync=fsync, progress=progress)
-        small.keep(file, request, job)
+        kept.keep(file, request, job)
         run(pool, job)
     finally:
         try:
             hold.let_go()
         finally:
-            hold.let_go()  # the first may have been interrupted
+            if hold.held:  # the first was interrupted
+                hold.let_go()
     if job.error is not None:
         raise job.error
     if job.receipt is None:
@@ -123,7 +124,7 @@ def in_order(file: File, op: Op, view: Buffer, where: Where) -> None:
 def small_read(
     file: File,
     view: Buffer,
-    plan: small.Plan,
+    plan: kept.Plan,
     where: tuple[int, int, int],
     require: Require,
     cache: Cache,
@@ -144,7 +145,7 @@ def small_read(
 
 
 def _small(
-    file: File, view: Buffer, plan: small.Plan, where: tuple[int, int, int], require: Require, cache: Cache
+    file: File, view: Buffer, plan: kept.Plan, where: tuple[int, int, int], require: Require, cache: Cache
 ) -> Receipt:
     read = small_read(file, view, plan, where, require, cache)
     read.begin()

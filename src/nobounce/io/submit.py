@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.buffer import Buffer, as_buffer
 from nobounce.errors import ArgumentError, RouteError, TransferError
-from nobounce.io import hooks, params, small
+from nobounce.io import hooks, kept, params
 from nobounce.io.engine import engine_for
 from nobounce.io.hold import Hold
 from nobounce.io.params import StreamFlags
@@ -87,7 +87,7 @@ def submit(
         hold.take()
         pool = engine_for(runtime)
         if op == "read" and given.bytes_done is None and rules is RULES and not _late(given, flags):
-            plan = small.find(file, view, require, cache, now)
+            plan = kept.find(file, view, require, cache, now)
             if plan is not None:
                 transfer = _small(file, view, plan, (now, require, cache), pool, on, release)
                 if transfer.done():
@@ -114,7 +114,7 @@ def submit(
         prepared = make_job(file, request, route, view, pool, **ways)
         ahead = None if late else prepared
         if ahead is not None and rules is RULES:
-            small.keep(file, request, ahead)
+            kept.keep(file, request, ahead)
 
         def make(on_done: Callable[[Job], None]) -> Job:
             ending = made._ending
@@ -162,7 +162,7 @@ def submit(
 def _small(
     file: File,
     view: Buffer,
-    plan: small.Plan,
+    plan: kept.Plan,
     what: tuple[tuple[int, int, int], Require, Cache],
     pool: Engine,
     on: Stream,

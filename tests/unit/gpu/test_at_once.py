@@ -15,7 +15,7 @@ import nobounce
 from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.errors import ClosedError, DeviceError, RuntimeStatus
-from nobounce.io import engine, hooks, small
+from nobounce.io import engine, hooks, kept, small
 from nobounce.runtimes import hip
 from nobounce.runtimes.gpu import GpuRuntime
 from nobounce.stream import StreamOptions
@@ -43,7 +43,7 @@ class Opened:
         self, path: Path, runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, **options: Any
     ) -> None:
         self.device = Device._of(runtime, 0)
-        self.file, self.buffer = nobounce.open(path), self.device.allocate(small.MOST_NBYTES)
+        self.file, self.buffer = nobounce.open(path), self.device.allocate(kept.MOST_NBYTES)
         self.stream = self.device.create_stream(options=StreamOptions(**options))
         self.gates = 0
         self.file.read(self.buffer, nbytes=4096, cache="use")

@@ -25,7 +25,7 @@ from nobounce.errors import (
 )
 from nobounce.facts import cachestat
 from nobounce.facts.pagecache import counted as counted_pages
-from nobounce.io import engine, hooks, small
+from nobounce.io import engine, hooks, kept, small
 from nobounce.io.target import Chunk
 from nobounce.runtimes import rawio
 
@@ -137,7 +137,7 @@ def test_it_is_counted_as_the_whole_way_is(path: Path, way: dict[str, Any], quic
         by_plan = added()
         assert quick == [True, True]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(small, "find", lambda *_: None)
+            patch.setattr(kept, "find", lambda *_: None)
             whole = added()
     assert by_plan == whole
 

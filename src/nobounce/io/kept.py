@@ -1,0 +1,166 @@
+"""The ways of small reads that are kept with their file: the first read is judged in full, the next ones like it take its plan.
+
+What does not depend on where in the file a read begins is kept: what is tried first, and what the rest goes by, for a reason of the
+file's, the device's or the caller's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from nobounce.clock import THREADS
+from nobounce.config import Settings, settings
+from nobounce.facts import cachestat, pagecache
+from nobounce.io.target import Target
+from nobounce.route.judge import CACHED, DIRECT, cold_reason, only_direct
+from nobounce.route.scores import alignments, hard_refusals
+from nobounce.route.types import BackendName, Reason, Refusal, Request
+from nobounce.runtimes import faults
+from nobounce.runtimes.rawio import RWF_NOWAIT
+
+if TYPE_CHECKING:
+    from nobounce.buffer import Buffer
+    from nobounce.io.file import File
+    from nobounce.io.job import Job
+
+MOST_NBYTES = 256 << 10
+"""Above this, several threads and the usual way are no slower."""
+MOST_PLANS = 32
+PAGE = mmap.PAGESIZE
+
+
+class Way(NamedTuple):
+    """One try of a read: it moves every byte, or the next way is tried."""
+
+    fd: int
+    flags: int
+    """RWF_*."""
+    backend: BackendName
+    reason: Reason
+    grain: int = 1
+    """Alignment of O_DIRECT reads in the file, in bytes. Into memory of the host another request is not this way's; a relay reads
+    around it."""
+    memory_grain: int = 1
+    if_held: bool = False
+    """Only where the page cache holds every page of it. To ask by trying would not do: a read with RWF_NOWAIT of what is not there has
+    the kernel fetch it (32 KiB for 8 were seen on Linux 6.18), and what then goes direct is read twice."""
+
+
+class Plan(NamedTuple):
+    """What two small reads with the same key have in common."""
+
+    settings: Settings
+    target: Target
+    ways: tuple[Way, ...]
+    refusals: tuple[Refusal, ...]
+    process: int
+
+
+_process = os.getpid()
+"""A forked child starts anew: bounce rings are not inherited."""
+
+
+def _forget() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, int, int]) -> Plan | None:
+    """The plan for a read of (nbytes, file_offset, buffer_offset), or None: then the whole way decides, and names what is wrong."""
+    nbytes, file_offset, buffer_offset = where
+    if not 0 < nbytes <= MOST_NBYTES or faults.ACTIVE:
+        return None
+    allocation = view.allocation
+    plan = file._plans.get((allocation.device.name, allocation.kind, require, cache))
+    if (
+        plan is None
+        or plan.settings is not settings()
+        or plan.process != _process
+        or plan.target.runtime is not allocation.device._runtime
+        or allocation.device.name in file._failed
+    ):
+        return None
+    if (
+        file_offset < 0
+        or buffer_offset < 0
+        or buffer_offset + nbytes > view.nbytes
+        or file_offset + nbytes >= 1 << 62
+    ):
+        return None
+    return plan
+
+
+def keep(file: File, request: Request, job: Job) -> None:
+    """Keep the ways of a read that was judged in full, for those after it, whatever their offsets."""
+    target = job.target
+    if (
+        request.op != "read"
+        or target.runtime.scheduler is not THREADS
+        or request.earlier_failure is not None
+        or len(file._plans) >= MOST_PLANS
+    ):
+        return
+    hard = tuple(hard_refusals(request))
+    cold = _cold_way(file, request, target, cold_reason(request, hard))
+    ways = () if cold is None else (cold,)
+    if request.cache == request.require == "auto" and not only_direct(request):
+        if not _is_counted(target.buffered_fd):
+            return
+        ways = (Way(target.buffered_fd, RWF_NOWAIT, "fallback", CACHED, if_held=True), *ways)
+    if not ways:
+        return
+    key = (request.memory.device, request.memory.kind, request.require, request.cache)
+    file._plans[key] = Plan(request.settings, target, ways, hard, _process)
+
+
+def _is_counted(fd: int) -> bool:
+    """Whether cachestat tells of this file page by page: on overlay it says nothing of the layers below."""
+    try:
+        cachestat.cached_nbytes(fd, 0, PAGE)
+        return cachestat.descriptor_type(fd) != pagecache.OVERLAY
+    except OSError:
+        return False
+
+
+def is_held(fd: int, file_offset: int, nbytes: int) -> bool:
+    """Whether the page cache holds every page of a range: 3 us."""
+    first = file_offset // PAGE * PAGE
+    whole = -(-(file_offset + nbytes - first) // PAGE) * PAGE
+    try:
+        return cachestat.cached_nbytes(fd, first, whole) >= whole
+    except OSError:
+        return False
+
+
+def _cold_way(file: File, request: Request, t: Target, reason: Reason) -> Way | None:
+    """The way of bytes that the page cache does not hold; None where it depends on more than their alignment."""
+    if reason is not DIRECT:
+        if t.ring is not None and t.relay_fd >= 0:
+            # btrfs reads what it has compressed through the page cache, and such pages have to be dropped.
+            return (
+                None
+                if t.drop_cache and not t.vouched
+                else Way(t.relay_fd, 0, "fallback", reason, t.relay_align)
+            )
+        # With "avoid", pages would have to be dropped behind it.
+        return None if t.drop_cache else Way(t.buffered_fd, 0, "fallback", reason)
+    direct = t.runtime.direct_io()
+    # Where statx vouches for the file, no byte of it needs a second look.
+    if direct is None or not direct.plain or t.sparse or not t.vouched or t.populate or file._extents.learnt:
+        return None
+    memory, offset = alignments(request)
+    return Way(file._descriptor("direct"), 0, "fastpath", DIRECT, offset, memory)
+
+
+def suits(way: Way, address: int, nbytes: int, file_offset: int) -> bool:
+    """Whether a direct read may be made just so: aligned, and with no hole in the file since."""
+    if (file_offset | nbytes) % way.grain or address % way.memory_grain:
+        return False
+    status = os.fstat(way.fd)
+    return status.st_blocks * 512 >= status.st_size or not stat.S_ISREG(status.st_mode)
