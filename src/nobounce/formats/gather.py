@@ -54,9 +54,8 @@ class Gather:
         numbers = json.dumps(shapes)[2:-2].split("], [")
         columns = *self._keep([n.encode() for n in names]), *self._keep([n.encode() for n in numbers])
         hashes = np.array(list(map(hash, names)), np.int64)
-        for store, column in zip(
-            self._stores, (*columns, kinds, bounds[::2], bounds[1::2], hashes), strict=True
-        ):
+        made: tuple[np.ndarray[Any, Any], ...] = (*columns, kinds, bounds[::2], bounds[1::2], hashes)
+        for store, column in zip(self._stores, made, strict=True):
             store += column.tobytes()
 
     def _keep(self, words: Sequence[bytes]) -> tuple[Ints, Ints]:
