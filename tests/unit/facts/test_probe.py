@@ -153,7 +153,7 @@ def test_nfs_has_a_counter_of_its_own(more: int, answer: str, monkeypatch: pytes
     totals = iter([(1000, 0), (1000 + more, 0)])
     monkeypatch.setattr(probe, "nfs_direct_bytes", lambda _: next(totals))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", system.preadv)
+        patch.setattr(probe, "_read", lambda fd, block, at: system.preadv(fd, [block], at))
         patch.setattr(cachestat, "cached_nbytes", system.cached_nbytes)
         patch.setattr(cachestat, "descriptor_type", lambda _: 0x6969)
         patch.setattr(cachestat, "mapped_nbytes", lambda *_: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -196,10 +197,11 @@ def test_the_links_of_a_download_cache_are_followed(tmp_path: Path) -> None:
     files = resolve(snapshot)
     assert verify_index(files.index, headers(files)).absent == ()
     os.unlink(tmp_path / "blobs" / "0123")
-    with pytest.raises(errors.FormatError, match="missing: m.safetensors"):
+    gone = re.escape("1 of 1 shards missing: m.safetensors (a link to ../../blobs/0123, which is not there)")
+    with pytest.raises(errors.FormatError, match=gone):
         resolve(snapshot)
     os.unlink(snapshot / INDEX_NAME)
-    with pytest.raises(errors.FormatError, match="missing shards: m.safetensors"):
+    with pytest.raises(errors.FormatError, match=gone):
         resolve(snapshot)
 
 

@@ -58,7 +58,7 @@ def test_in_parts_or_as_a_whole(
     os.pread(fd, warm[1], warm[0])
     alone = plan.cached_ranges(fd, *where)
     monkeypatch.setattr(plan, "SHARED_NBYTES", 2 * MIB)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(plan, "own_cpus", lambda: 16)
     pool = Engine()
     try:
         for _ in range(20):

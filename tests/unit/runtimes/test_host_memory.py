@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from nobounce.clock import THREADS
 from nobounce.errors import OutOfMemoryError
+from nobounce.facts.machine import this_machine
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import host_memory, libc
 from nobounce.runtimes.host_memory import Allocation, AllocationMap, DeviceSpace, HostSpace
@@ -137,8 +139,10 @@ def test_large_memory_is_advised_to_huge_pages() -> None:
 
 
 def test_more_than_the_machine_has_is_refused() -> None:
-    with pytest.raises(OutOfMemoryError, match="the machine has"):
-        HostSpace().allocate(host_memory.host_memory_nbytes() + 1, DEVICE, 0)
+    most = host_memory.host_memory_nbytes()
+    said = f"{most + 1} bytes of device memory asked for, this process may have {most} ({this_machine().memory_from})"
+    with pytest.raises(OutOfMemoryError, match=f"^{re.escape(said)}$"):
+        HostSpace().allocate(most + 1, DEVICE, 0)
 
 
 def test_a_refused_mapping_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
