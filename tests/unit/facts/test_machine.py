@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 
+from nobounce.facts import machine
 from nobounce.facts.machine import MachineFacts, machine_facts
 from nobounce.facts.source import MOUNTINFO, CapturedSource, RecordingSource
 from trees import Tree
@@ -159,3 +163,15 @@ def test_a_set_of_cpus_is_what_the_ranks_share() -> None:
     limited.probes[("affinity",)] = 5
     found = machine_facts(limited)
     assert (found.cpus, found.own_cpus) == (5, 2)
+
+
+def test_the_cpus_of_now_follow_what_the_process_binds_itself_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's and the group's are asked for once, the process's own each time."""
+    kept = facts("", "", {}, LOCAL_WORLD_SIZE="2")
+    assert (kept.cpus, kept.ranks) == (16, 2)
+    monkeypatch.setattr(machine, "_live", kept)
+    for bound, own in ((16, 8), (8, 8), (3, 3), (1, 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, bound=bound: set(range(bound)))
+        assert machine.own_cpus() == own
+    monkeypatch.setattr(machine, "_live", replace(kept, ranks=64))
+    assert machine.own_cpus() == 1
