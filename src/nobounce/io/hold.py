@@ -55,4 +55,5 @@ class Hold:
             if self._file_held:
                 file._in_flight -= 1
                 self._file_held = False
-        file._close_if_left()
+        if file._closed:
+            file._close_if_left()

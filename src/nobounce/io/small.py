@@ -76,22 +76,23 @@ def read_now(view: Buffer, plan: Plan, where: tuple[int, int, int]) -> Receipt |
     return receipt
 
 
-def _read(way: Way, ring: Ring, slot: int, nbytes: int, file_offset: int) -> int:
+def _read(fd: int, ring: Ring, slot: int, nbytes: int, file_offset: int, flags: int) -> int:
     """Into a slot; -1 where it fails, or would wait. The interpreter's own call takes half of what one on an address does; built for an old
     C library it has no flags, and it is preadv2 also without any, which a filter may refuse."""
-    if way.grain == 1 and (HAS_FLAGS or not way.flags):
+    if HAS_FLAGS or not flags:
         try:
-            return os.preadv(way.fd, (ring.view(slot)[:nbytes],), file_offset, way.flags)
+            return os.preadv(fd, (ring.view(slot)[:nbytes],), file_offset, flags)
         except OSError as e:
             if e.errno not in REFUSED:
                 return -1
-    return try_read(way.fd, slot, nbytes, file_offset, way.flags)
+    return try_read(fd, slot, nbytes, file_offset, flags)
 
 
 class SmallRead:
     """One read by a plan; to whoever carries it out, counts it or waits for it, it is a `Job`."""
 
     tickets = 1
+    direct_nbytes = 0
 
     def __init__(
         self,
@@ -104,7 +105,6 @@ class SmallRead:
         self.plan, self.target, self.refusals = plan, plan.target, plan.refusals
         self._address, self._where, self.stream, self._whole = address, where, stream, whole
         self.requested = where[0]
-        self.direct_nbytes = 0
         self._way = plan.ways[0]
         self.queued_at = self.started_at = self.ended_at = THREADS.now()
         self.receipt: Receipt | None = None
@@ -195,7 +195,7 @@ class SmallRead:
                     return False
                 try:
                     self.begin()
-                    done = self._relay(way._replace(flags=way.flags | RWF_NOWAIT), calls, ring, *mine)
+                    done = self._relay(way, calls, ring, *mine, RWF_NOWAIT)
                 finally:
                     ring.give_back(*mine)
         except (OSError, NobounceError):
@@ -206,7 +206,15 @@ class SmallRead:
             self.done = True
         return done
 
-    def _relay(self, way: Way, calls: CopyCalls, ring: Ring, stream: int, borrowed: tuple[int, int]) -> bool:
+    def _relay(
+        self,
+        way: Way,
+        calls: CopyCalls,
+        ring: Ring,
+        stream: int,
+        borrowed: tuple[int, int],
+        flags: int = 0,
+    ) -> bool:
         """Through a slot and a private stream, in which hardly ever something is left; whether every byte is where it belongs."""
         t, slot = self.target, borrowed[0]
         nbytes, file_offset, buffer_offset = self._where
@@ -214,9 +222,14 @@ class SmallRead:
         began = THREADS.now() if watched else 0.0
         if way.if_held and not is_held(way.fd, file_offset, nbytes):
             return False
-        lead = file_offset % way.grain
-        ask = -(-(lead + nbytes) // way.grain) * way.grain
-        if _read(way, ring, slot, ask, file_offset - lead) < lead + nbytes:
+        lead, grain = 0, way.grain
+        if grain == 1:
+            got = _read(way.fd, ring, slot, nbytes, file_offset, flags | way.flags)
+        else:
+            lead = file_offset % grain
+            ask = -(-(lead + nbytes) // grain) * grain
+            got = try_read(way.fd, slot, ask, file_offset - lead, way.flags)
+        if got < lead + nbytes:
             return False
         copied, there = False, THREADS.now() if watched else 0.0
         try:
@@ -247,23 +260,15 @@ class SmallRead:
             hooks.leave(self.operation, None, error, THREADS.now())
 
     def _account(self) -> None:
-        t = self.target
+        t, way = self.target, self._way
         nbytes, file_offset, buffer_offset = self._where
-        way, relayed = self._way, t.ring is not None
-        part = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason, relayed)
+        part = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason, t.ring is not None)
+        evidence: Evidence = "none"
         if way.backend == "fastpath":
-            self.direct_nbytes, self.refusals = nbytes, ()
+            evidence, self.direct_nbytes, self.refusals = "reported", nbytes, ()
+        times = self.queued_at, self.started_at, self.ended_at
         self.receipt = Receipt(
-            op="read",
-            filename=t.filename,
-            device=t.device_name,
-            requested=nbytes,
-            nbytes=nbytes,
-            segments=(part,),
-            evidence="reported" if way.backend == "fastpath" else "none",
-            queued_at=self.queued_at,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
+            "read", t.filename, t.device_name, nbytes, nbytes, (part,), (), evidence, *times
         )
         if hooks.observers:
             hooks.ended(self)  # type: ignore[arg-type]
