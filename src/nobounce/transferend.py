@@ -104,13 +104,14 @@ class TransferEnd:
         if short:
             self.missing, _any_missing = (self.start + moved, self.stop), True
         self.error = error
-        file, self._file = self._file(), _nothing
-        self.done = True
+        file = self._file()  # still here where an interrupt had this called a second time
         if error is None and not short:
+            self._file, self.done = _nothing, True
             self._leave_homes()
             return
         _let_go(error)
-        self._file = weakref.ref(file, self._unless_asked)
+        self._file = _nothing if file is None else weakref.ref(file, self._unless_asked)
+        self.done = True
         self._transfer = weakref.ref(transfer, self._unless_asked)
         stream = self._stream()
         if stream is not None:

@@ -204,10 +204,12 @@ class Transfer:
         """Whatever is done here is done once, also if it is interrupted and called again."""
         on_end, self._on_end = self._on_end, None
         try:
-            if self._ending is not None:
-                moved, asked = (0, 1) if receipt is None else (receipt.nbytes, receipt.requested)
-                self._ending.settle(self, moved, asked, error)
-            self._release()  # which does it once
+            try:
+                if self._ending is not None:
+                    moved, asked = (0, 1) if receipt is None else (receipt.nbytes, receipt.requested)
+                    self._ending.settle(self, moved, asked, error)
+            finally:
+                self._release()  # which does it once
             self._release = _nothing
             if on_end is not None:
                 on_end(receipt, error)
