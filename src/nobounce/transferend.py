@@ -94,11 +94,14 @@ class TransferEnd:
         arriving[self] = arriving.get(self, ()) + ranges
         if self.done and self.missing is None:
             self._leave_homes()
+            arriving.pop(self, None)
 
     def settle(self, transfer: object, moved: int, asked: int, error: BaseException | None) -> None:
         """The transfer has ended, and what waits for it does not go on yet. A second call changes nothing."""
         global _any_missing
         if self.done:
+            if self.missing is None:
+                self._leave_homes()  # an interrupt may have come between
             return
         short = bool(self._homes) and moved < asked
         if short:
@@ -213,13 +216,13 @@ class TransferEnd:
             FOREIGN.pop(self, None)
 
     def _leave_homes(self) -> None:
-        homes, self._homes = self._homes, []
-        for arriving, _ in homes:
+        for arriving, _ in self._homes:
             if _any_missing and self.missing is None:
                 # These bytes are there now, whatever went wrong with them before.
                 for start, stop, _shift in self.clipped(arriving.get(self, ())):
                     overwrite(arriving, start, stop, of=lambda end: end.missing is not None)
             arriving.pop(self, None)
+        self._homes = []  # last, so that whoever is interrupted here can start again
 
 
 def overwrite(
@@ -229,7 +232,9 @@ def overwrite(
     for end, ranges in list(arriving.items()):
         if of is None or of(end):
             rest = _without(ranges, start, stop)
-            if rest != ranges and end in arriving:
+            if not rest:
+                arriving.pop(end, None)
+            elif rest != ranges and end in arriving:
                 arriving[end] = rest
 
 

@@ -101,6 +101,7 @@ child = os.fork()
 if child == 0:
     status = 1
     try:
+        memory = device.allocate(4096)  # a device's memory is its parent's
         assert hipfile.use_count() == 0
         assert hipfile.read(handle, memory.handle, 4096, 0, 0) == -1 and hipfile.last_errno() == 22
         assert of_file() == 1, "the parent's second descriptor is closed"

@@ -174,6 +174,7 @@ f = nobounce.open(path)
 b = device.allocate(8 << 20)
 main = threading.main_thread().ident
 caught = 0
+f.read(b)  # imports what it needs: the interpreter loses an interrupt that comes in a callback of its import lock
 signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
 for n in range(30):
     try:  # on a busy machine the signal comes before the next line

@@ -136,6 +136,12 @@ class File:
         self._check_open()
         return next(iter(self._fds.values()))
 
+    def _in_use(self) -> int:
+        """The same for a transfer under way, which keeps a closed file's descriptors."""
+        if not self._in_flight:
+            self._check_open()
+        return next(iter(self._fds.values()))
+
     @property
     def nbytes(self) -> int:
         """The size now, in bytes (of a block device too)."""
@@ -152,10 +158,9 @@ class File:
         if fd is not None:
             return fd
         with self._lock:
-            self._check_open()
+            own = self._in_use()
             fd = self._fds.get(flavour)
             if fd is None:
-                own = next(iter(self._fds.values()))
                 flags = status_flags(own) & (os.O_ACCMODE | os.O_SYNC | os.O_DSYNC)
                 flags |= os.O_CLOEXEC | (os.O_DIRECT if flavour == "direct" else 0)
                 try:
@@ -176,10 +181,10 @@ class File:
     def facts(self, *, direct: bool = True, block: bool = False) -> FileFacts:
         """What is known about the file; with `direct`, the direct descriptor is opened and, where needed, probed; with
         `block`, the devices below it are looked up (once)."""
-        self._check_open()
+        own = self._in_use()
         known = self._facts
         if known is None:
-            known = examine(_SOURCE, self.fileno(), path=self.name)
+            known = examine(_SOURCE, own, path=self.name)
         if direct and known.direct_fd == "unknown":
             fd = self._descriptor("direct")
             if fd < 0:
@@ -195,9 +200,8 @@ class File:
             known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
             self._block_known = True
         self._facts = known
-        fd = self.fileno()
-        status = os.fstat(fd)
-        nbytes = nbytes_of(fd, status)
+        status = os.fstat(own)
+        nbytes = nbytes_of(own, status)
         sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
         base, now = self._sized
         if now is None or base is not known or now.nbytes != nbytes or now.sparse != sparse:
@@ -207,7 +211,7 @@ class File:
 
     def _indirect(self, file_offset: int, nbytes: int) -> tuple[IndirectRange, ...]:
         """Ranges that touch [file_offset, file_offset + nbytes) and that O_DIRECT reads through the page cache."""
-        return self._extents.ranges(self.fileno(), file_offset, nbytes) if nbytes > 0 <= file_offset else ()
+        return self._extents.ranges(self._in_use(), file_offset, nbytes) if nbytes > 0 <= file_offset else ()
 
     def _probe(self, known: FileFacts, fd: int) -> Any:
         if known.dio_offset_align is not None or known.filesystem.memory or known.access_mode == "w":
@@ -274,6 +278,7 @@ class File:
         `buffer` may be a Device: then the route is that of a fresh buffer there, of `nbytes` bytes (default: the rest of the
         file), and nothing is allocated.
         """
+        self._check_open()
         if isinstance(buffer, Device):
             size = max(0, self.nbytes - file_offset) if nbytes is None else nbytes
             memory = MemoryFacts(MemoryKind.DEVICE, 0, buffer_offset + max(size, 0), buffer.name)

@@ -93,6 +93,10 @@ def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, i
         or file_offset + nbytes >= 1 << 62
     ):
         return None
+    if len(plan.ways) == 1 and plan.target.ring is None:
+        way = plan.ways[0]
+        if way.grain > 1 and not is_aligned(way, view._address + buffer_offset, nbytes, file_offset):
+            return None
     return plan
 
 
@@ -158,9 +162,14 @@ def _cold_way(file: File, request: Request, t: Target, reason: Reason) -> Way | 
     return Way(file._descriptor("direct"), 0, "fastpath", DIRECT, offset, memory)
 
 
+def is_aligned(way: Way, address: int, nbytes: int, file_offset: int) -> bool:
+    """Whether O_DIRECT may read just this into memory of the host."""
+    return not ((file_offset | nbytes) % way.grain or address % way.memory_grain)
+
+
 def suits(way: Way, address: int, nbytes: int, file_offset: int) -> bool:
     """Whether a direct read may be made just so: aligned, and with no hole in the file since."""
-    if (file_offset | nbytes) % way.grain or address % way.memory_grain:
+    if not is_aligned(way, address, nbytes, file_offset):
         return False
     status = os.fstat(way.fd)
     return status.st_blocks * 512 >= status.st_size or not stat.S_ISREG(status.st_mode)

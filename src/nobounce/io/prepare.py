@@ -162,7 +162,7 @@ def look(file: File, device: Device, where: tuple[int, int, int], require: Requi
     nbytes, file_offset, _ = where
     if cache != "auto" or require != "auto" or nbytes <= 0 or file_offset < 0:
         return None
-    return cached_ranges(file.fileno(), file_offset, nbytes, engine_for(device._runtime))
+    return cached_ranges(file._in_use(), file_offset, nbytes, engine_for(device._runtime))
 
 
 def make_request(

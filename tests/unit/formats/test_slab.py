@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,7 @@ def test_an_interrupt_keeps_no_memory(watch: Watch, monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ahead._changed, "wait_for", no_wait)
+        patch.setattr(ahead, "_changed", SimpleNamespace(mutex=ahead._changed.mutex, wait_for=no_wait))
         with pytest.raises(KeyboardInterrupt):
             ahead.close()
     slow.go.set()
