@@ -24,6 +24,8 @@ NEW = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOSYS, errno.EPERM})
 """Errors that may say: no nameless files here. Where another reason is behind them, a named file meets it too."""
+_SWAPPED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
+"""Errors of opening a folder just made that say: its name means something else by now."""
 
 
 def nameless(folder: str, flags: int = 0) -> int:
@@ -62,15 +64,16 @@ def private_folder(parent: str) -> Iterator[str]:
     """A folder of this user alone in `parent`, for traces, removed at the end. Its path leads there whatever others do to the
     names in `parent`; it is good in every process of this user, while this one lives. Raises OSError."""
     where = os.open(parent, FOLDER)
-    fd = -1
-    name = new_name()
+    fd, name = -1, ""
     try:
         sweep(where)
-        os.mkdir(name, 0o700, dir_fd=where)
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
-        lock(fd)
-        status = os.fstat(fd)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not names(where, name, fd):
+        for _ in range(10):
+            name = new_name()
+            os.mkdir(name, 0o700, dir_fd=where)
+            fd = _open_fresh(where, name)
+            if fd >= 0:
+                break
+        else:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         yield f"/proc/{os.getpid()}/fd/{fd}"
     finally:
@@ -80,6 +83,33 @@ def private_folder(parent: str) -> Iterator[str]:
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=where)
         os.close(where)
+
+
+def _open_fresh(where: int, name: str) -> int:
+    """A descriptor of the folder just made, locked; -1 where the name means something else by now, or another run has swept it.
+    Raises OSError."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
+    except OSError as e:
+        if e.errno in _SWAPPED:
+            return -1
+        raise
+    try:
+        lock(fd)
+        if _is_fresh(fd):
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return -1
+
+
+def _is_fresh(fd: int) -> bool:
+    """Whether the folder is this user's alone, there and empty. Who holds it has what was made, though its name be taken at once."""
+    status = os.fstat(fd)
+    private = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return private and status.st_nlink > 0 and not os.listdir(fd)
 
 
 def make_named(where: int, mode: int, flags: int = 0) -> tuple[int, str]:

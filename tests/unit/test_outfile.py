@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -312,6 +313,48 @@ def test_a_private_folder_is_found_by_its_path_whatever_its_name_comes_to_mean(
         assert listing(tmp_path / "moved") == ["trace.7.json"]
     assert listing(tmp_path / "trap") == []
     assert listing(tmp_path / "moved") == []
+
+
+def test_a_private_folder_whose_name_is_taken_at_once_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fd_guard: None
+) -> None:
+    """By a link, by nothing, and by another folder of this user, whose traces are not ours to remove."""
+    other = tmp_path / "other"
+    other.mkdir(0o700)
+    (other / "trace.7.json").touch()
+    real, made = os.mkdir, []
+
+    def swap(name: str, *arguments: Any, **options: Any) -> None:
+        real(name, *arguments, **options)
+        made.append(name)
+        if len(made) <= 3:
+            os.rename(tmp_path / name, tmp_path / f"taken-{len(made)}")
+        if len(made) == 1:
+            os.symlink("other", tmp_path / name)
+        elif len(made) == 2:
+            os.rename(other, tmp_path / name)
+
+    monkeypatch.setattr(os, "mkdir", swap)
+    with scratch.private_folder(str(tmp_path)) as path:
+        outfile.write(f"{path}/trace.8.json", b"trace", private=True)
+        assert listing(tmp_path / made[3]) == ["trace.8.json"]
+    assert len(made) == 4
+    assert not (tmp_path / made[3]).exists()
+    assert listing(tmp_path / made[1]) == ["trace.7.json"]
+
+
+def test_a_private_folder_that_never_gets_its_name_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fd_guard: None
+) -> None:
+    real = os.mkdir
+
+    def swap(name: str, *arguments: Any, **options: Any) -> None:
+        real(name, *arguments, **options)
+        os.rename(tmp_path / name, tmp_path / f"taken-{name}")
+
+    monkeypatch.setattr(os, "mkdir", swap)
+    with pytest.raises(PermissionError), scratch.private_folder(str(tmp_path)):
+        raise AssertionError("not reached")
 
 
 def test_a_killed_run_s_folder_goes_with_the_next_and_no_other_file_with_it(tmp_path: Path) -> None:
