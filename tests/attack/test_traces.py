@@ -32,6 +32,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("trace")
     data = folder / "data"
     data.write_bytes(bytes(256 * KIB))
+    start.reset()  # earlier tests of this process have done I/O: observers are put in once
     config.override(Settings(trace=str(folder / "t.json")))
     hooks.start()
     tracer: Any = start._closers[0]
@@ -46,6 +47,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         with nobounce.Batch(capacity=4) as batch:
             batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=4096)
     tracer.close()
+    start.reset()
     config.override(None)
     raw = Path(*traceread.find(str(folder / "t.json"))).read_bytes()
     assert {"transfer", "batch", "chunk"} <= set(re.findall(r'"cat":"(\w+)"', raw.decode()))
