@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -97,7 +98,11 @@ def test_load_json_has_the_documented_fields(model: Path) -> None:
         "reasons",
         "retries",
         "evidence",
+        "hole_bytes",
     }
+    documented = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    assert set(data["receipt"]) == set(re.findall(r"^\| `receipt\.(\w+)` \|", documented, re.MULTILINE))
+    assert set(data["receipt"]) < set(dir(Receipt)), "a field of the JSON has the name that the API gives it"
     assert data["tensors"] == 3
 
 
