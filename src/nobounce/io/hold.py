@@ -30,7 +30,8 @@ class Hold:
         """Raises ClosedError."""
         file, view = self._file, self._view
         with file._lock:
-            file._check_open()
+            if file._closed:
+                file._check_open()
             file._in_flight += 1
             self._file_held = True
         with view._lock:

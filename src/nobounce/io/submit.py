@@ -20,7 +20,7 @@ from nobounce.io.prepare import make_job, make_request, memory_of, small_read, w
 from nobounce.io.quiet import KnownGate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
-from nobounce.io.transfer import Transfer, ended
+from nobounce.io.transfer import DONE, Transfer, ended
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, Op, Request, Require, Route
 from nobounce.stream import Stream, as_stream
@@ -90,8 +90,9 @@ def submit(
             plan = kept.find(file, view, require, cache, now)
             if plan is not None:
                 transfer = _small(file, view, plan, (now, require, cache), pool, on, release)
-                if transfer.done():
-                    _filled(view, now)
+                if transfer._state == DONE:
+                    if view.allocation.arriving:
+                        _filled(view, now)
                 else:
                     transfer._ending = _ending(file, op, view, on, now, late=False)
                     _enqueue(transfer, on, view)
@@ -219,9 +220,8 @@ def _check_defined(ending: TransferEnd, request: Request) -> None:
 
 def _filled(view: Buffer, now: tuple[int, int, int]) -> None:
     """These bytes are there already."""
-    if view.allocation.arriving:
-        start = view._address + now[2]
-        overwrite(view.allocation.arriving, start, start + now[0])
+    start = view._address + now[2]
+    overwrite(view.allocation.arriving, start, start + now[0])
 
 
 def _enqueue(transfer: Transfer, on: Stream, view: Buffer) -> None:

@@ -30,7 +30,7 @@ _log = logging.getLogger("nobounce")
 LOOK_SECONDS = 100e-6
 """How long a waiting caller looks by itself; a stream with nothing before the transfer gets there within 10 us."""
 
-_QUEUED, _RUNNING, _DONE = "queued", "running", "done"
+_QUEUED, _RUNNING, DONE = "queued", "running", "done"
 
 
 class Transfer:
@@ -58,13 +58,13 @@ class Transfer:
 
     def done(self) -> bool:
         """Whether the transfer has ended: with a receipt, an error or by cancellation."""
-        return self._state == _DONE or self._is_parent_s()
+        return self._state == DONE or self._is_parent_s()
 
     def _is_parent_s(self) -> bool:
         """Whether this is a forked child, where nobody works on it: then it has ended, with an error that says so."""
         if self._born == reaper.generation():
             return False
-        self._error, self._state = forked.error("transfer"), _DONE
+        self._error, self._state = forked.error("transfer"), DONE
         return True
 
     def running(self) -> bool:
@@ -109,7 +109,7 @@ class Transfer:
         """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
         if not self.done():
             with self._changed.mutex:
-                if self._state != _DONE:
+                if self._state != DONE:
                     self._callbacks.append(fn)
                     return
         fn(self)
@@ -217,9 +217,9 @@ class Transfer:
             _log.exception("telling of the end of %r failed", self)
         finally:
             with self._changed.mutex:
-                if self._state != _DONE:
+                if self._state != DONE:
                     self._receipt, self._error = receipt, error
-                self._state = _DONE
+                self._state = DONE
                 self._make_job = _spent
                 self._changed.notify_all()
             if self._gate is not None:
@@ -235,13 +235,13 @@ class Transfer:
     def _hold(self, gate: Gate) -> None:
         """Keep the gate for the end; open it now if the end has been."""
         with self._changed.mutex:
-            if self._state != _DONE:
+            if self._state != DONE:
                 self._gate = gate
                 return
         gate.open()
 
     def _wait(self, timeout: float | None) -> None:
-        if self._state == _DONE or self._is_parent_s():  # the state is the last thing that is set
+        if self._state == DONE or self._is_parent_s():  # the state is the last thing that is set
             return
         if timeout is None and self._small and self._state == _QUEUED:
             self._look()
@@ -272,7 +272,7 @@ class Transfer:
                 self._looking = False
             if self._state == _QUEUED and (self._arrived or gate.look()):
                 self._engine.submit(self)  # interrupted: somebody has to open the gate
-            if self._state == _DONE:
+            if self._state == DONE:
                 self._heard(0)  # the interrupt tells the caller
             raise
 
@@ -280,7 +280,7 @@ class Transfer:
 def ended(receipt: Receipt) -> Transfer:
     """A transfer that was carried out already: nobody will wait for it, so it has nothing to wait with."""
     transfer = Transfer.__new__(Transfer)
-    transfer._receipt, transfer._state = receipt, _DONE
+    transfer._receipt, transfer._state = receipt, DONE
     return transfer
 
 
