@@ -7,13 +7,15 @@ waits: an interrupt ends the waiting alone. A hand-over and back takes 18 us, wh
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from nobounce.clock import THREADS, Scheduler
 
+P = ParamSpec("P")
 T = TypeVar("T")
 GivenUp = Callable[[], bool]
 """Whether the caller was interrupted, so that no one waits for the call any more."""
@@ -25,9 +27,11 @@ class _Call(Generic[T]):
     result: T
     error: BaseException | None = None
 
-    def __init__(self, fn: Callable[[GivenUp], T]) -> None:
+    def __init__(self, fn: Callable[[GivenUp], T], undo: Callable[[T], object] | None = None) -> None:
         self._fn: Callable[[GivenUp], T] | None = fn
-        self._given_up = False
+        self._undo = [] if undo is None else [undo]
+        """Taken out by the one that has to call it."""
+        self._given_up = self._done = False
         self.ended = THREADS.lock()
         self.ended.acquire()
 
@@ -36,6 +40,15 @@ class _Call(Generic[T]):
 
     def give_up(self) -> None:
         self._given_up = True
+        if self._done and self._undo:
+            _threads.put(_Call(lambda _: self._take_back()))
+
+    def _take_back(self) -> None:
+        try:
+            undo = self._undo.pop()
+        except IndexError:
+            return
+        undo(self.result)
 
     def run(self) -> None:
         fn, self._fn = (
@@ -45,6 +58,9 @@ class _Call(Generic[T]):
         try:
             if fn is not None and not self._given_up:
                 self.result = fn(self.given_up)
+                self._done = True
+                if self.given_up():
+                    self._take_back()
         except BaseException as e:
             self.error = e
 
@@ -81,14 +97,17 @@ class _Threads:
 _threads = _Threads()
 
 
-def uninterrupted(fn: Callable[[GivenUp], T], scheduler: Scheduler = THREADS) -> T:
+def uninterrupted(
+    fn: Callable[[GivenUp], T], scheduler: Scheduler = THREADS, *, undo: Callable[[T], object] | None = None
+) -> T:
     """`fn(given_up)`, from its first step to its last. Raises what it raises, and what a signal handler of the caller raises.
 
-    Then the call goes on. One that waits looks at `given_up()` now and then, and ends when it says so.
+    Then the call goes on. One that waits looks at `given_up()` now and then, and ends when it says so. A result that no longer
+    reaches the caller is given to `undo`.
     """
     if not scheduler.interruptible():
         return fn(_never)
-    call = _Call(fn)
+    call = _Call(fn, undo)
     try:
         if not _threads.put(call):  # type: ignore[arg-type]
             return fn(_never)  # no thread can be started: better interruptible than not at all
@@ -102,6 +121,16 @@ def uninterrupted(fn: Callable[[GivenUp], T], scheduler: Scheduler = THREADS) ->
         return call.result
     finally:
         del call  # the error's traceback holds this frame
+
+
+def unbroken(fn: Callable[P, T], undo: Callable[[T], object] | None = None) -> Callable[P, T]:
+    """The function, each call of it `uninterrupted`."""
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return uninterrupted(lambda _: fn(*args, **kwargs), undo=undo)
+
+    return call
 
 
 def _never() -> bool:

@@ -1,7 +1,8 @@
 """Batches: many operations at once, done by the process's I/O threads on the synchronous path (hipFile E-1 to E-12).
 
 A batch is a capacity and what has been submitted and not yet been retrieved. Submission is all or nothing. Every operation
-holds its file and its buffer from submission to its end, so the driver may be closed meanwhile.
+holds its file and its buffer from submission to its end, so the driver may be closed meanwhile. What a call changes is changed on
+a thread that no interrupt reaches; what a wait that was interrupted would have told, the next one tells.
 """
 
 from __future__ import annotations
@@ -9,26 +10,32 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nobounce.buffer import Buffer
+from nobounce.clock import THREADS
 from nobounce.config import Settings
 from nobounce.errors import NobounceError, OpError
-from nobounce.hipfile.buffers import take_buffer
-from nobounce.hipfile.dispatch import public
+from nobounce.hipfile.buffers import find_buffer
+from nobounce.hipfile.dispatch import public, whole, whole_or
 from nobounce.hipfile.driver import STATE
-from nobounce.hipfile.handles import take_file
+from nobounce.hipfile.handles import find_file
 from nobounce.hipfile.states import OpState, check_move
 from nobounce.hipfile.status import SUCCESS, Error, Refused, Rejected, as_error, batch_result
 from nobounce.hipfile.types import BatchMode, IOEvents, IOParams, Opcode, SizeTParameter
 from nobounce.hipfile.whole import capped, carry_out, check_region, settings_in_force
 from nobounce.io.engine import engine_for
 from nobounce.io.file import File
+from nobounce.io.hold import Hold
 from nobounce.route.types import Op
+from nobounce.uninterrupted import GivenUp, uninterrupted
 
 Timeout = float | tuple[int, int] | None
 """Seconds, a (seconds, nanoseconds) pair like C's timespec, or None to wait for ever."""
+
+LOOK_SECONDS = 0.1
+"""How long a wait may go on after its caller was interrupted."""
 
 
 class _Operation:
@@ -36,8 +43,10 @@ class _Operation:
 
     tickets = 1
 
-    def __init__(self, context: _Context, params: IOParams, file: File, view: Buffer) -> None:
+    def __init__(self, context: _Context, params: IOParams, file: File, view: Buffer, hold: Hold) -> None:
         self._context, self._file, self._view = context, file, view
+        self.let_go = hold.let_go
+        """Give file and buffer back."""
         self._op: Op = "read" if params.opcode == Opcode.BATCH_READ else "write"
         b = params.batch
         self._where = b.size, b.file_offset, b.dev_ptr_offset
@@ -67,11 +76,6 @@ class _Operation:
                 self.result = result
                 self.move(ended)
                 context.changed.notify_all()
-
-    def let_go(self) -> None:
-        """Give file and buffer back."""
-        self._view._release()
-        self._file._leave()
 
     def event(self) -> IOEvents:
         """What the caller is told (E-9); negative results in two's complement, as in C."""
@@ -107,8 +111,25 @@ class _Context:
         self.operations: list[_Operation] = []
         self.settings: Settings = settings_in_force()
 
-    def count(self, wanted: Callable[[OpState], bool]) -> int:
-        return sum(wanted(op.state) for op in self.operations)
+    def take(self, least: int, most: int, seconds: float | None, given_up: GivenUp) -> list[_Operation]:
+        """Up to `most` ended operations, no longer outstanding, once `least` have ended or time is up."""
+        limit = None if seconds is None else THREADS.now() + seconds
+        with self.changed:
+            least = min(least, len(self.operations))
+            while sum(op.state.terminal for op in self.operations) < min(least, len(self.operations)):
+                left = LOOK_SECONDS if limit is None else min(LOOK_SECONDS, limit - THREADS.now())
+                if left <= 0 or given_up():
+                    break
+                self.changed.wait(left)
+            ended = [op for op in self.operations if op.state.terminal][:most]
+            self.operations = [op for op in self.operations if op not in ended]
+            return ended
+
+    def put_back(self, taken: list[_Operation]) -> None:
+        """As if they had not been taken: their caller was interrupted."""
+        with self.changed:
+            self.operations = taken + self.operations
+            self.changed.notify_all()
 
     def cancel(self) -> None:
         """Queued operations are cancelled, running ones waited for (E-11)."""
@@ -133,7 +154,11 @@ def _find(handle: Any) -> _Context:
     return context
 
 
-@public
+def _forget(result: tuple[Error, int | None]) -> None:
+    batch_io_destroy(result[1])
+
+
+@whole_or(_forget)
 def batch_io_setup(max_nr: int) -> tuple[Error, int | None]:
     """A batch that holds up to `max_nr` operations (1 to 128, else 5022); needs no open driver (E-1)."""
     with STATE.lock:
@@ -147,7 +172,7 @@ def batch_io_setup(max_nr: int) -> tuple[Error, int | None]:
     return SUCCESS, handle
 
 
-@public
+@whole
 def batch_io_submit(batch: int | None, nr: int, params: Sequence[IOParams] | None, flags: int = 0) -> Error:
     """Submit the first `nr` of `params`, all or none (E-2); `flags` is ignored. The sequence may be reused at once.
 
@@ -184,22 +209,20 @@ def _accept(context: _Context, params: IOParams) -> _Operation:
     if params.mode != BatchMode.BATCH or params.opcode not in (Opcode.BATCH_READ, Opcode.BATCH_WRITE):
         raise Refused(OpError.INVALID_VALUE)
     b = params.batch
-    file = take_file(params.fh)
+    file = find_file(params.fh)
     try:
-        try:
-            view = take_buffer(b.dev_ptr_base)
-        except Refused as e:
-            hip = e.error.err == OpError.HIP_DRIVER_ERROR
-            raise Refused(OpError.INTERNAL_ERROR if hip else OpError.INVALID_VALUE) from e
-        try:
-            check_region(b.file_offset, capped(b.size), b.dev_ptr_offset, view.nbytes)
-            return _Operation(context, params, file, view)
-        except BaseException:
-            view._release()
-            raise
+        view = find_buffer(b.dev_ptr_base)
+    except Refused as e:
+        hip = e.error.err == OpError.HIP_DRIVER_ERROR
+        raise Refused(OpError.INTERNAL_ERROR if hip else OpError.INVALID_VALUE) from e
+    check_region(b.file_offset, capped(b.size), b.dev_ptr_offset, view.nbytes)
+    hold = Hold(file, view)
+    try:
+        hold.take()
     except BaseException:
-        file._leave()
+        hold.let_go()
         raise
+    return _Operation(context, params, file, view, hold)
 
 
 @public
@@ -218,18 +241,8 @@ def batch_io_get_status(
         context = _find(batch)
     except Refused as e:
         return e.error, []
-    with context.changed:
-        wanted = min(min_nr, len(context.operations))
-        context.changed.wait_for(
-            lambda: context.count(_ended) >= min(wanted, len(context.operations)), seconds
-        )
-        told = [op for op in context.operations if op.state.terminal][:nr]
-        context.operations = [op for op in context.operations if op not in told]
-        return SUCCESS, [op.event() for op in told]
-
-
-def _ended(state: OpState) -> bool:
-    return state.terminal
+    taken = uninterrupted(lambda given_up: context.take(min_nr, nr, seconds, given_up), undo=context.put_back)
+    return SUCCESS, [op.event() for op in taken]
 
 
 def _seconds(timeout: Timeout) -> float | None:
@@ -241,7 +254,7 @@ def _seconds(timeout: Timeout) -> float | None:
     return min(whole + nano / 1e9, threading.TIMEOUT_MAX)
 
 
-@public
+@whole
 def batch_io_cancel(batch: int | None) -> Error:
     """Cancel what is queued and wait for what runs; the batch can be used again. 5022 for an unknown batch (E-11)."""
     try:
@@ -251,7 +264,7 @@ def batch_io_cancel(batch: int | None) -> Error:
     return SUCCESS
 
 
-@public
+@whole
 def batch_io_destroy(batch: int | None) -> None:
     """Cancel and forget a batch. None, unknown and destroyed ones are left alone (E-12)."""
     with _lock:

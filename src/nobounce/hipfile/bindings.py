@@ -19,6 +19,7 @@ from nobounce.hipfile import buffers, driver, handles, parameters, queued, strea
 from nobounce.hipfile.params import Cell
 from nobounce.hipfile.status import Error, is_hip_drv_err, last_errno, op_error_string
 from nobounce.hipfile.types import Descr, DriverProps, FileHandleType
+from nobounce.uninterrupted import unbroken
 
 __version__ = ".".join(map(str, driver.API_VERSION))
 
@@ -132,10 +133,12 @@ class Buffer(_Registered):
     def ptr(self) -> Any:
         return self._ptr
 
+    @unbroken
     def register(self) -> None:
         _check(buffers.buf_register(self._ptr, self._length, self._flags))
         self._registered = True
 
+    @unbroken
     def deregister(self) -> None:
         """Does nothing unless registered."""
         if self._registered:
@@ -231,6 +234,7 @@ class FileHandle(_Opened):
             raise UnsupportedHandleType("Win32 handles do not exist here")
         self._handle_type = kind
 
+    @unbroken
     def open(self) -> None:
         """Open and register. Raises RuntimeError if open already, OSError, HipFileException; nothing stays open then."""
         if self._handle is not None:
@@ -244,8 +248,12 @@ class FileHandle(_Opened):
             raise
         self._fd, self._handle = fd, handle
 
+    @unbroken
     def close(self) -> None:
         """Deregister and close; a second time does nothing."""
+        self._close()
+
+    def _close(self) -> None:
         fd, handle, self._fd, self._handle = self._fd, self._handle, None, None
         if handle is not None:
             handles.handle_deregister(handle)
@@ -303,7 +311,7 @@ class FileHandle(_Opened):
         if at_exit():
             return
         try:
-            self.close()
+            self._close()
         except Exception as e:  # noqa: BLE001 - as the bindings do
             print(f"hipfile: closing {self._path!r} failed: {e}", file=sys.stderr)
 

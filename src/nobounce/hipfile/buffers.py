@@ -6,13 +6,13 @@ from typing import Any
 
 from nobounce.buffer import Buffer
 from nobounce.errors import OpError
-from nobounce.hipfile.dispatch import public
+from nobounce.hipfile.dispatch import whole
 from nobounce.hipfile.driver import STATE
 from nobounce.hipfile.status import SUCCESS, Error, Refused
 from nobounce.hipfile.where import Memory, find_memory, pointer_of
 
 
-@public
+@whole
 def buf_register(ptr: Any, length: int | None = None, flags: int = 0) -> Error:
     """Register `length` bytes of device memory at `ptr`; None means up to the end of the allocation. `flags` is unused.
 
@@ -34,7 +34,7 @@ def buf_register(ptr: Any, length: int | None = None, flags: int = 0) -> Error:
     return SUCCESS
 
 
-@public
+@whole
 def buf_deregister(ptr: Any) -> Error:
     """Forget a registered pointer: 5006 with the driver closed, 5024 where unknown, 5030 where in use (A-32)."""
     with STATE.lock:
@@ -53,17 +53,16 @@ def buf_deregister(ptr: Any) -> Error:
     return SUCCESS
 
 
-def take_buffer(base: Any) -> Buffer:
+def find_buffer(base: Any) -> Buffer:
     """The registered buffer of exactly this pointer, else a temporary one to the end of its allocation (A-33).
 
-    It is marked in use until `buffer._release()`. Raises Refused: 5022 for null, 5013 for other than device memory. The
-    caller holds the lock.
+    To be marked in use by a Hold while the caller holds the lock. Raises Refused: 5022 for null, 5013 for other than device
+    memory.
     """
     buffer = STATE.buffers.get(pointer_of(base))
     if buffer is None:
         memory = find_memory(base)
         buffer = _view(memory, memory.room)
-    buffer._acquire()
     return buffer
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from nobounce.io import hooks
+from nobounce.uninterrupted import unbroken
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,11 +43,26 @@ def _counted(name: str, fn: Callable[P, R]) -> Callable[P, R]:
 
 def public(fn: Callable[P, R]) -> Callable[P, R]:
     """Enter `fn` in the table; the function returned calls whatever the table holds."""
+    return _enter(fn.__name__, _counted(fn.__name__, fn) if fn.__name__ in COUNTED else fn)
+
+
+def whole(fn: Callable[P, R]) -> Callable[P, R]:
+    """The same for a function that changes what is registered or submitted: an interrupt of its caller does not cut it in two."""
+    return _whole(fn, None)
+
+
+def whole_or(undo: Callable[[R], object]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`whole`; what the function returns is given to `undo` where it does not reach the caller for an interrupt."""
+    return lambda fn: _whole(fn, undo)
+
+
+def _whole(fn: Callable[P, R], undo: Callable[[R], object] | None) -> Callable[P, R]:
     name = fn.__name__
+    return _enter(name, unbroken(_counted(name, fn) if name in COUNTED else fn, undo))
+
+
+def _enter(name: str, fn: Callable[P, R]) -> Callable[P, R]:
     dispatch_table[name] = fn
-    if name in COUNTED:
-        fn = _counted(name, fn)
-        dispatch_table[name] = fn
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -15,7 +15,7 @@ import threading
 from nobounce.buffer import Buffer
 from nobounce.config import PUBLISHED, Settings, settings
 from nobounce.errors import OpError
-from nobounce.hipfile.dispatch import public
+from nobounce.hipfile.dispatch import public, whole, whole_or
 from nobounce.hipfile.status import SUCCESS, Error
 from nobounce.hipfile.store import Store
 from nobounce.io.file import File
@@ -48,6 +48,13 @@ class State:
         if self.count == 0:
             self.open()
 
+    def close(self) -> None:
+        """Count one user less; the last one clears."""
+        with self.lock:
+            self.count -= 1
+            if self.count == 0:
+                self.clear()
+
     def clear(self) -> None:
         """Forget buffers, then files. Those in use live on until their operations end."""
         busy = (
@@ -78,7 +85,7 @@ def published_profile() -> bool:
     return settings().profile == PUBLISHED
 
 
-@public
+@whole_or(lambda _: STATE.close())
 def driver_open() -> Error:
     """Count one more user of the driver."""
     with STATE.lock:
@@ -86,15 +93,13 @@ def driver_open() -> Error:
     return SUCCESS
 
 
-@public
+@whole
 def driver_close() -> Error:
     """Count one less; at 0 every buffer and file is deregistered, streams and batches are not. 5001 at 0 (A-17)."""
     with STATE.lock:
         if STATE.count == 0:
             return Error(OpError.DRIVER_NOT_INITIALIZED)
-        STATE.count -= 1
-        if STATE.count == 0:
-            STATE.clear()
+        STATE.close()
     return SUCCESS
 
 

@@ -12,7 +12,7 @@ import stat
 from typing import Any
 
 from nobounce.errors import FileError, OpError
-from nobounce.hipfile.dispatch import public
+from nobounce.hipfile.dispatch import whole, whole_or
 from nobounce.hipfile.driver import STATE
 from nobounce.hipfile.params import Place, store
 from nobounce.hipfile.status import SUCCESS, Error, Refused, as_error
@@ -24,9 +24,16 @@ RETURNED = Place()
 """The default of `out`: the handle is only returned."""
 
 
-@public
+def _forget(result: tuple[Error, int | None]) -> None:
+    if result[1] is not None:
+        handle_deregister(result[1])
+
+
+@whole_or(_forget)
 def handle_register(descr: Descr | int | None, out: Any = RETURNED) -> tuple[Error, int | None]:
     """Register a descriptor (a `Descr`, or its number); returns the handle, and stores it in `out` if that is given.
+
+    An interrupt (Ctrl-C) takes the registration back, but for the moment in which the call returns: then `out` alone has it.
 
     5022 where `descr` or `out` is None, 5008 for a type other than OPAQUE_FD, 5028 for a descriptor that is registered, 5030
     where the file cannot be examined or its twin cannot be opened. Opens the driver on success (A-19, A-24).
@@ -88,7 +95,7 @@ def _name(fd: int) -> str:
         return f"fd {fd}"
 
 
-@public
+@whole
 def handle_deregister(handle: int | None) -> None:
     """Forget a file and close its twin. Unknown handles, null, and files in use are left alone in silence (A-29)."""
     with STATE.lock:
@@ -103,10 +110,9 @@ def handle_deregister(handle: int | None) -> None:
     hooks.registered("handle_deregister", True)
 
 
-def take_file(handle: Any) -> File:
-    """The file, marked in use until `file._leave()`. Raises Refused with 5027. The caller holds the lock."""
+def find_file(handle: Any) -> File:
+    """The file, to be marked in use by a Hold while the caller holds the lock. Raises Refused with 5027."""
     file = STATE.files.get(handle) if isinstance(handle, int) else None
     if file is None:
         raise Refused(OpError.HANDLE_NOT_REGISTERED)
-    file._enter()
     return file

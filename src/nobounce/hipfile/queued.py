@@ -11,15 +11,16 @@ from typing import Any
 
 from nobounce.buffer import Buffer
 from nobounce.errors import ConfigError, NobounceError, OpError
-from nobounce.hipfile.buffers import take_buffer
+from nobounce.hipfile.buffers import find_buffer
 from nobounce.hipfile.dispatch import public
 from nobounce.hipfile.driver import STATE, published_profile
-from nobounce.hipfile.handles import take_file
+from nobounce.hipfile.handles import find_file
 from nobounce.hipfile.params import capped_size, check_place
 from nobounce.hipfile.status import SUCCESS, Error, Refused, Rejected, as_error, async_result
 from nobounce.hipfile.whole import Decider, check_region, settings_in_force
 from nobounce.io import params
 from nobounce.io.file import File
+from nobounce.io.hold import Hold
 from nobounce.io.receipt import Receipt
 from nobounce.io.submit import Params, Rules, submit
 from nobounce.io.transfer import Transfer
@@ -89,27 +90,28 @@ def _submit(
             return Error(OpError.INVALID_VALUE)
     if base is None or any(p is None for p in (size, file_offset, buffer_offset, bytes_done)):
         return Error(OpError.INVALID_VALUE)
+    hold: Hold | None = None
     try:
         with STATE.lock:
-            file = take_file(fh)
-            try:
-                view = take_buffer(base)
-            except BaseException:
-                file._leave()
-                raise
-        try:
-            given = Params(capped_size(size), file_offset, buffer_offset, bytes_done)
-            decide = Decider(in_force, retry=not published_profile())
-            _enqueue(file, op, view, given, stream, Rules(decide, _report, check_claims=False, one_call=True))
-        finally:
-            view._release()
-            file._leave()
+            file, view = find_file(fh), find_buffer(base)
+            hold = Hold(file, view)
+            hold.take()
+        given = Params(capped_size(size), file_offset, buffer_offset, bytes_done)
+        decide = Decider(in_force, retry=not published_profile())
+        _enqueue(file, op, view, given, stream, Rules(decide, _report, check_claims=False, one_call=True))
     except ConfigError:
         raise
     except TypeError:
         return Error(OpError.INVALID_VALUE)
     except (NobounceError, OSError, Refused, Rejected) as e:
         return as_error(e)
+    finally:
+        if hold is not None:
+            try:
+                hold.let_go()
+            finally:
+                if hold.held:  # the first was interrupted
+                    hold.let_go()
     return SUCCESS
 
 

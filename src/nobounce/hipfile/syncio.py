@@ -6,10 +6,10 @@ import errno
 from typing import Any
 
 from nobounce.errors import ConfigError, NobounceError, OpError
-from nobounce.hipfile.buffers import take_buffer
+from nobounce.hipfile.buffers import find_buffer
 from nobounce.hipfile.dispatch import public
 from nobounce.hipfile.driver import STATE
-from nobounce.hipfile.handles import take_file
+from nobounce.hipfile.handles import find_file
 from nobounce.hipfile.status import (
     SUCCESS,
     Error,
@@ -20,6 +20,7 @@ from nobounce.hipfile.status import (
     sync_result,
 )
 from nobounce.hipfile.whole import Scores, carry_out, examine, settings_in_force
+from nobounce.io.hold import Hold
 from nobounce.route.types import Op
 
 
@@ -41,25 +42,26 @@ def write(fh: int | None, base: Any, size: int, file_offset: int, buffer_offset:
 
 def _transfer(op: Op, fh: int | None, base: Any, size: int, file_offset: int, buffer_offset: int) -> int:
     in_force = settings_in_force()
+    hold: Hold | None = None
     try:
         with STATE.lock:
             if STATE.count == 0:
                 return posix_failure(errno.EINVAL)
-            file = take_file(fh)
-            try:
-                view = take_buffer(base)
-            except BaseException:
-                file._leave()
-                raise
-        try:
-            receipt = carry_out(file, op, view, size, file_offset, buffer_offset, in_force)
-        finally:
-            view._release()
-            file._leave()
+            file, view = find_file(fh), find_buffer(base)
+            hold = Hold(file, view)
+            hold.take()
+        receipt = carry_out(file, op, view, size, file_offset, buffer_offset, in_force)
     except ConfigError:
         raise
     except (NobounceError, OSError, Refused, Rejected) as e:
         return sync_result(e)
+    finally:
+        if hold is not None:
+            try:
+                hold.let_go()
+            finally:
+                if hold.held:  # the first was interrupted
+                    hold.let_go()
     return receipt.nbytes
 
 
@@ -68,21 +70,21 @@ def score(
     fh: int | None, base: Any, size: int, file_offset: int, buffer_offset: int, *, op: Op = "read"
 ) -> tuple[Error, Scores | None]:
     """What the backends would say of a request: 100, 1 or -1, with each refusal (C-1). Not part of the C API; moves nothing."""
-    with STATE.lock:
-        if STATE.count == 0:
-            return Error(OpError.DRIVER_NOT_INITIALIZED), None
-        try:
-            file = take_file(fh)
-        except Refused as e:
-            return e.error, None
+    hold: Hold | None = None
     try:
         with STATE.lock:
-            view = take_buffer(base)
-        try:
-            return SUCCESS, examine(file, op, view, size, file_offset, buffer_offset)
-        finally:
-            view._release()
+            if STATE.count == 0:
+                return Error(OpError.DRIVER_NOT_INITIALIZED), None
+            file, view = find_file(fh), find_buffer(base)
+            hold = Hold(file, view)
+            hold.take()
+        return SUCCESS, examine(file, op, view, size, file_offset, buffer_offset)
     except (Refused, Rejected) as e:
         return as_error(e), None
     finally:
-        file._leave()
+        if hold is not None:
+            try:
+                hold.let_go()
+            finally:
+                if hold.held:  # the first was interrupted
+                    hold.let_go()
