@@ -10,6 +10,7 @@ def main() -> None:
     try:
         from nobounce.cli.main import main as command_line
     except KeyboardInterrupt:
+        exec("")  # as ending.settle, which may not be loaded yet
         sys.stderr.write("nobounce: interrupted\n")
         sys.exit(130)
     command_line()

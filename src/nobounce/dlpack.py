@@ -171,7 +171,7 @@ class _Consumed:
         self._address, self._deleter = address, deleter
 
     def __del__(self, exiting: Callable[[], bool] = reaper.exiting, call: Any = _Deleter) -> None:
-        if self._deleter and not exiting():
+        if getattr(self, "_deleter", None) and not exiting():
             call(self._deleter)(self._address)
 
 

@@ -62,8 +62,8 @@ class Stream:
     @classmethod
     def _of(cls, handle: int, device: Device | None, *, owned: bool, owner: object = None) -> Stream:
         self = cls.__new__(cls)
-        self._handle, self._device, self._owned, self._owner = handle, device, owned, owner
         self._closed, self._born = False, reaper.generation()
+        self._handle, self._device, self._owned, self._owner = handle, device, owned, owner
         return self
 
     @classmethod

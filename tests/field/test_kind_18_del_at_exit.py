@@ -67,3 +67,33 @@ def test_it_is_silent(keep: str, device: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout == ("" if keep == "thread" else "emptied\n")
+
+
+HALF_MADE = r"""
+import gc, importlib, pkgutil
+import nobounce
+for module in pkgutil.walk_packages(nobounce.__path__, "nobounce."):
+    if module.name.split(".")[1] not in ("cli", "testing", "compat") and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+def below(cls):
+    for sub in type.__subclasses__(cls):
+        yield sub
+        yield from below(sub)
+found = {c for c in below(object) if c.__module__.startswith("nobounce") and hasattr(c, "__del__")}
+for cls in found:
+    cls.__new__(cls)
+print(len(found))
+"""
+
+
+def test_what_was_never_made_goes_in_silence() -> None:
+    """Ctrl-C may come between the object and its first line."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HALF_MADE],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert int(done.stdout) > 8

@@ -143,6 +143,15 @@ def tell(asked: KeyboardInterrupt) -> None:
     _watch.tell(asked)
 
 
+def settle() -> None:
+    """Have the process end with the exit code that it is given.
+
+    `python -m` ends by SIGINT itself where KeyboardInterrupt came out of the last `exec` of a text, caught or not: dataclasses and
+    named tuples, made while a module is loaded, are such texts. Running another one makes the interpreter forget it.
+    """
+    exec("")
+
+
 def resume() -> None:
     """The signal was an answer to something, and the command goes on."""
     _watch.first = None

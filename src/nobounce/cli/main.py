@@ -77,6 +77,7 @@ def main() -> None:
         with ending.orderly():
             app()
     except (KeyboardInterrupt, SystemExit) as e:
+        ending.settle()
         asked = _interrupt_behind(e)
         if asked is None:
             sys.exit(checked("", e.code if isinstance(e, SystemExit) and isinstance(e.code, int) else 0))

@@ -160,9 +160,10 @@ class _MountTable:
     fsconfig(CMD_RECONFIGURE) or from another namespace, so a kept table may be late about "ro" of a file system.
     """
 
+    _owner = _fd = -1
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owner = self._fd = -1
         self._identity = (0, 0)
         self._text = b""
         _tables.add(self)

@@ -203,6 +203,9 @@ class AsyncIOHandle:
 class FileHandle(_Opened):
     """A file that is opened and registered by `open`; a context manager. O_DIRECT is the caller's business."""
 
+    _fd: int | None = None
+    _handle: int | None = None
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -211,8 +214,6 @@ class FileHandle(_Opened):
         handle_type: int = FileHandleType.OPAQUE_FD,
     ) -> None:
         self._path, self._flags, self._mode = path, flags, mode
-        self._fd: int | None = None
-        self._handle: int | None = None
         self.handle_type = handle_type
 
     path = property(lambda self: self._path)

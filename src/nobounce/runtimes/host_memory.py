@@ -102,7 +102,7 @@ class AllocationMap:
     ) -> None:
         """What nobody freed goes with the runtime. At exit it stays: threads that end with the process may write to it."""
         if not at_exit():
-            for allocation in self._view[1]:
+            for allocation in getattr(self, "_view", ((), ()))[1]:
                 if allocation.mapped:
                     unmap(allocation.backing, allocation.mapped)
 
@@ -201,7 +201,7 @@ class DeviceSpace(HostSpace):
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit():  # names of this module are gone by then
-            for chunk in self._chunks:
+            for chunk in getattr(self, "_chunks", ()):
                 libc.unmap(chunk.base, _CHUNK)
 
 
