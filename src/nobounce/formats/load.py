@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nobounce.device import Device, default_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
-from nobounce.facts.filtered import UNSUPPORTED
 from nobounce.facts.pagecache import counted, estimate, residency
 from nobounce.formats.columns import PART
-from nobounce.formats.header import Header, read_header
 from nobounce.formats.index import ModelFiles, resolve, verify_index
-from nobounce.formats.placement import Placement, check_align, place, rounds
+from nobounce.formats.placement import Placement, check_align, place
+from nobounce.formats.reader import Descriptor, read_model
+from nobounce.formats.settle import check_copies, move, strided, swap
 from nobounce.formats.slab import SlabAhead
+from nobounce.formats.tensorinfo import Encoding, Header
 from nobounce.io.file import File
 from nobounce.io.file import open as open_file
 from nobounce.io.fresh import get_ready, read_fresh
@@ -43,7 +44,6 @@ Framework = Literal["numpy", "torch"]
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Progress = Callable[[str, int], None]
 
-SCRATCH = 16 << 20
 KEEP_OPEN = 16
 PIECE = 128 << 10
 HEAD = 1 << 20
@@ -55,7 +55,7 @@ class Model(dict[str, Any]):
     """The tensors by name, in the order of the files, and how they got here.
 
     Attributes: `receipt` (one Receipt for everything), `receipts` (one for each file), `device`, `metadata` (of the
-    headers, first file wins), `warnings`.
+    headers, first file wins), `warnings`, `encodings`: how each tensor that is quantised bytes encodes its elements.
     """
 
     receipt: Receipt
@@ -63,6 +63,7 @@ class Model(dict[str, Any]):
     device: Device
     metadata: dict[str, str]
     warnings: tuple[str, ...]
+    encodings: dict[str, Encoding]
 
 
 def _nothing(*_: object) -> None:
@@ -102,9 +103,9 @@ class Opened:
         cold = resident == 0
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         try:
-            reader = _QuietReader(fd, 0 if cold or resident == nbytes else RWF_DONTCACHE)
-            return read_header(
-                reader, path=self.path, file_nbytes=nbytes, announce=functools.partial(self._fetch, cold)
+            source = Descriptor(fd, 0 if cold or resident == nbytes else RWF_DONTCACHE)
+            return read_model(
+                source, path=self.path, file_nbytes=nbytes, announce=functools.partial(self._fetch, cold)
             )
         finally:
             if cold:
@@ -145,29 +146,6 @@ class Opened:
             self._check()
         finally:
             self.file.close()
-
-
-class _QuietReader:
-    """Reads the header; with RWF_DONTCACHE (Linux 6.14) without leaving it in the page cache, where the kernel can."""
-
-    def __init__(self, fd: int, flags: int) -> None:
-        self._fd, self._position, self._flags = fd, 0, flags
-
-    def read(self, nbytes: int, /) -> bytes:
-        data = self._read(nbytes)
-        self._position += len(data)
-        return data
-
-    def _read(self, nbytes: int) -> bytes:
-        if self._flags:
-            buffer = bytearray(nbytes)
-            try:
-                return bytes(buffer[: os.preadv(self._fd, [buffer], self._position, self._flags)])
-            except OSError as e:
-                if e.errno not in UNSUPPORTED:
-                    raise
-                self._flags = 0
-        return os.pread(self._fd, nbytes, self._position)
 
 
 def open_model(
@@ -237,12 +215,17 @@ def load(
         files, opened = open_model(
             paths, lambda nbytes: get_ready(target._runtime, nbytes, require, cache), slabs.begin
         )
-        model.device, model.metadata = target, {}
+        model.device, model.metadata, model.encodings = target, {}, {}
+        if framework is None:
+            for one in opened:
+                check_copies(one.header)
         model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))
         import_framework(framework)
         for one in opened:
             receipts.append(_load_one(model, one, slabs, target, framework, require, cache, want, progress))
             model.metadata = {**one.header.metadata, **model.metadata}
+            coded = {n: d.encoding for n, d in one.header.details.items() if d.encoding is not None}
+            model.encodings.update(coded)
     except BaseException:
         model.clear()  # the error's traceback would keep it, and the memory with it
         raise
@@ -284,7 +267,8 @@ def _load_one(
             slab = slabs.take(spot.slab_nbytes)
             build = functools.partial(_hand_out, made, one.header, spot, slab, framework)
             # What only looks at the memory can be made while it is being filled.
-            early = not spot.moves and looks_on(slab, framework)
+            copied = framework is None and any(d.strides is not None for d in one.header.details.values())
+            early = not (spot.moves or spot.swaps or copied) and looks_on(slab, framework)
             if slab.is_host_accessible and _is_cold(file, spot, require, cache):
                 ahead = populate_ahead(slab)
             meanwhile = build if early else _nothing
@@ -307,7 +291,9 @@ def _load_one(
                     one.path,
                 )
         if spot.moves:
-            _move(slab, spot, device)
+            move(slab, spot, device)
+        if spot.swaps:
+            swap(slab, spot.swaps)
         if not early:
             build()
         model.update(made)
@@ -330,34 +316,22 @@ def _is_cold(file: File, spot: Placement, require: Require, cache: Cache) -> boo
     return estimate(file.fileno(), spot.file_offset, spot.nbytes) < 0.5
 
 
-def _move(slab: Buffer, spot: Placement, device: Device) -> None:
-    """Move misaligned tensors to their places, through a scratch in device memory, in stream order."""
-    runtime, base = device._runtime, slab.handle
-    largest = min(SCRATCH, sum(m.nbytes for m in spot.moves))
-    with device.allocate(largest) as scratch, device.create_stream() as stream:
-        for group in rounds(spot.moves, largest):
-            out, back, position = [], [], scratch.handle
-            for move in group:
-                out.append((position, base + move.src, move.nbytes))
-                back.append((base + move.dst, position, move.nbytes))
-                position += move.nbytes
-            runtime.copy_batch(out, stream.handle)
-            runtime.copy_batch(back, stream.handle)
-        stream.sync()
-
-
 def _hand_out(
     made: dict[str, Any], header: Header, spot: Placement, buffer: Buffer, framework: Framework | None
 ) -> None:
     """Make what the user gets, in the order of the file; other threads are let through now and then."""
     make = Tensor.maker(buffer, framework)
+    details = header.details
     breathe = buffer.device._runtime.scheduler.sleep
     places, lead = iter(spot.offsets or ()), spot.lead
     with _no_collection():
         for rows in _parts(header):
             for name, dtype, shape, start, end in rows:
                 offset = lead + start if spot.offsets is None else next(places)
-                made[name] = make(offset, shape, dtype, end - start)
+                if details and (detail := details.get(name)) is not None and detail.strides is not None:
+                    made[name] = strided(buffer, offset, dtype, shape, detail.strides, framework)
+                else:
+                    made[name] = make(offset, shape, dtype, end - start)
             breathe(0)
 
 

@@ -7,11 +7,12 @@ so nothing is overwritten before it has moved, and no second copy of the file is
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from nobounce.errors import ArgumentError
-from nobounce.formats.header import Header
+from nobounce.formats.tensorinfo import Block, Header
 
 PAGE = 4096
 
@@ -24,13 +25,22 @@ class Move(NamedTuple):
     nbytes: int
 
 
+class Swap(NamedTuple):
+    """`nbytes` bytes at `offset` of the slab are big-endian numbers of `size` bytes each."""
+
+    offset: int
+    nbytes: int
+    size: int
+
+
 class Placement(NamedTuple):
     """One file's slab.
 
     `file_offset` and `nbytes`: the request, aligned to `grain`, that brings the data section (`nbytes` may reach past the
     end of the file, where it comes back short); `needed`: bytes of it that the file must deliver; `slab_nbytes`: the
     allocation; `lead`: where the data section begins in it; `offsets`: each tensor's final place, in the order of the header,
-    or None where each has the place that the file gives it; `moves`, last first.
+    or None where each has the place that the file gives it; `moves`, last first; `swaps`: what is stored big-endian, by its final
+    place.
     """
 
     file_offset: int
@@ -40,6 +50,7 @@ class Placement(NamedTuple):
     offsets: list[int] | None
     moves: list[Move]
     lead: int
+    swaps: tuple[Swap, ...] = ()
 
 
 def check_align(align: int | None) -> int:
@@ -58,23 +69,45 @@ def extent(data_offset: int, file_nbytes: int, grain: int) -> tuple[int, int]:
 
 def place(header: Header, *, align: int = 1, grain: int = PAGE) -> Placement:
     """Lay the tensors of a checked header out. `grain` is the alignment of direct requests in bytes, a power of two."""
-    first, end = extent(header.data_offset, header.file_nbytes, grain)
+    first, end = extent(header.data_offset, header.data_end, grain)
     lead = header.data_offset - first
-    needed = header.file_nbytes - first if header.file_nbytes > header.data_offset else 0
+    # Rounded up past the end of the file, a request comes back short; past the end of the data section it does not.
+    needed = min(end, header.file_nbytes) - first if header.data_end > header.data_offset else 0
+    nbytes = end - first if needed else 0
     if header.columns is not None and header.columns.aligned(lead, align):
-        return Placement(first, end - first if needed else 0, needed, end - first, None, [], lead)
-    offsets: list[int] = []
+        return Placement(first, nbytes, needed, end - first, None, [], lead)
+    infos = header.tensors.values()
+    blocks = header.blocks
+    if blocks is None:
+        blocks = [Block(i.start, i.end, i.dtype.alignment) for i in infos]
+    places, moves, position = _settle(blocks, lead, align)
+    swaps: tuple[Swap, ...] = ()
+    if header.blocks is not None:
+        swaps = tuple(
+            Swap(place_at, b.end - b.start, b.swap)
+            for place_at, b in zip(places, blocks, strict=True)
+            if b.swap > 1 and b.end > b.start
+        )
+        starts = [b.start for b in blocks]
+        # An empty tensor lies nowhere; one of a block keeps its place in it.
+        at = [bisect_right(starts, i.start) - 1 if i.nbytes else -1 for i in infos]
+        places = [places[k] + i.start - starts[k] if k >= 0 else 0 for k, i in zip(at, infos, strict=True)]
+    return Placement(first, nbytes, needed, max(end - first, position), places, moves, lead, swaps)
+
+
+def _settle(blocks: Iterable[Block], lead: int, align: int) -> tuple[list[int], list[Move], int]:
+    """(each block's place in the slab, the moves that bring them there, last first, where the last one ends)."""
+    places: list[int] = []
     moves: list[Move] = []
     position = 0
-    for info in header.tensors.values():
-        start, stop = lead + info.start, lead + info.end
+    for block in blocks:
+        start, stop = lead + block.start, lead + block.end
         if start == stop:
-            offsets.append(0)
+            places.append(0)
             continue
-        want = max(info.dtype.alignment, align)
         place_at = start if start >= position else position
-        place_at += -place_at % want
-        offsets.append(place_at)
+        place_at += -place_at % max(block.align, align)
+        places.append(place_at)
         position = place_at + stop - start
         if place_at != start:
             last = moves[-1] if moves else None
@@ -83,8 +116,7 @@ def place(header: Header, *, align: int = 1, grain: int = PAGE) -> Placement:
             else:
                 moves.append(Move(place_at, start, stop - start))
     moves.reverse()
-    nbytes = end - first if needed else 0
-    return Placement(first, nbytes, needed, max(end - first, position), offsets, moves, lead)
+    return places, moves, position
 
 
 def rounds(moves: Iterable[Move], scratch: int) -> Iterator[list[Move]]:
