@@ -153,9 +153,9 @@ def _save(path: str, source: RecordingSource, request: dict[str, Any]) -> None:
 
 def _model(path: str) -> tuple[str, list[str]]:
     """What `load` would take at this path, for `checks.files.looks`."""
-    from nobounce.formats.index import find, holds_model
+    from nobounce.formats.index import find, holds_choice, holds_model
 
-    if os.path.isdir(path) and not holds_model(path):
+    if os.path.isdir(path) and (holds_choice(path) or not holds_model(path)):
         return "", []
     try:
         return "", [shard.path for shard in find(path).shards]

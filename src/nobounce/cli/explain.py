@@ -77,6 +77,7 @@ def command(
         from nobounce.device import Device, default_device
         from nobounce.formats.load import close_model, grain_of, open_model
         from nobounce.formats.placement import place
+        from nobounce.formats.reader import has_signature
         from nobounce.io.file import open as open_file
 
         target = Device(device) if device is not None else default_device()
@@ -85,6 +86,7 @@ def command(
             len(paths) == 1
             and os.path.isfile(paths[0])
             and not paths[0].endswith((".safetensors", ".index.json"))
+            and not has_signature(paths[0])
         ):
             with open_file(paths[0]) as file:
                 route = file.explain(target, require=require.value, cache=cache.value)

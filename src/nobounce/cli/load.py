@@ -31,7 +31,7 @@ def command(
     cache: Cache = CacheOption.auto,
     as_json: Json = False,
 ) -> None:
-    """Load safetensors files into memory of a device; print what went where, and why."""
+    """Load model files into memory of a device; print what went where, and why."""
 
     def action() -> int:
         from nobounce.formats.load import load

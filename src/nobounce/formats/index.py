@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nobounce import errors, misnamed
 from nobounce.errors import FormatError, clip, printable
-from nobounce.formats import magic
+from nobounce.formats import magic, sets
 from nobounce.formats.header import HEADER_LIMIT, open_regular
 from nobounce.formats.strictjson import Repeated, loads
 
@@ -33,7 +33,7 @@ _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
 PIPELINE_NAME = "model_index.json"
 """What the root of a pipeline holds: its models are in folders of their own (huggingface.co/docs/diffusers)."""
-_OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".npz", ".h5", ".onnx", ".msgpack")
+_OTHERS = (".pkl", ".h5", ".onnx", ".msgpack")
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 _PIECE = 16 << 20
 
@@ -119,12 +119,28 @@ def find(path: str | os.PathLike[str]) -> ModelFiles:
     name = _text(path)
     if stat.S_ISDIR(_stat(name).st_mode):
         return _find_in_folder(name)
-    return _find_by_index(name) if name.endswith(_INDEX_SUFFIX) else ModelFiles((Shard(name, name),))
+    if name.endswith((_INDEX_SUFFIX, sets.INDEX_SUFFIX)):
+        return _find_by_index(name)
+    return _several(sets.first_of_split(name) or [name])
 
 
 def holds_model(folder: str) -> bool:
     """Whether a folder has something that `find` takes for a model, or is a pipeline's root. False where it cannot be listed."""
-    return any(_is_model(n, folder) or n == PIPELINE_NAME for n in _entries(folder))
+    names = _entries(folder)
+    return any(_is_model(n, folder) or n == PIPELINE_NAME for n in names) or bool(
+        sets.models_among(names, folder)
+    )
+
+
+def holds_choice(folder: str) -> bool:
+    """Whether a folder has several models of other formats, of which `find` takes none."""
+    names = _entries(folder)
+    return not any(_is_model(n, folder) for n in names) and len(sets.models_among(names, folder)) > 1
+
+
+def _several(paths: Sequence[str]) -> ModelFiles:
+    shards = tuple(Shard(path, path) for path in paths)
+    return ModelFiles(shards, missing=_missing(shards) if len(shards) > 1 else ())
 
 
 def _is_model(name: str, folder: str) -> bool:
@@ -149,12 +165,25 @@ def _find_in_folder(folder: str) -> ModelFiles:
     models = [name for name in there if name.endswith(_SUFFIX)]
     if indexes:
         return _find_by_index(os.path.join(folder, indexes[0]), models)
+    if not models and (others := sets.models_among(names, folder)):
+        return _find_other(folder, others)
     if not models:
-        message = f"{printable(folder)}: the folder holds no {_SUFFIX} file and no {INDEX_NAME}: {_elsewhere(folder, names)}"
+        message = f"{printable(folder)}: the folder holds no {_SUFFIX} file, no {INDEX_NAME} and no model of another format: {_elsewhere(folder, names)}"
         raise errors.FileMissingError(message, errno.ENOENT, folder)
     paths = [os.path.join(folder, name) for name in sorted({*models, *_numbered_gaps(models)})]
     shards = tuple(Shard(path, path) for path in paths)
     return ModelFiles(shards, missing=_missing(shards))
+
+
+def _find_other(folder: str, models: dict[str, list[str]]) -> ModelFiles:
+    """The model of another format in a folder without safetensors."""
+    if len(models) > 1:
+        shown = _listed([os.path.join(folder, n) for n in models], 20)
+        raise errors.ArgumentError(f"{printable(folder)}: {len(models)} models; name one of {shown}")
+    (files,) = models.values()
+    if files[0].endswith(sets.INDEX_SUFFIX):
+        return _find_by_index(os.path.join(folder, files[0]))
+    return _several([os.path.join(folder, name) for name in files])
 
 
 def _elsewhere(folder: str, names: Sequence[str]) -> str:
@@ -167,7 +196,9 @@ def _elsewhere(folder: str, names: Sequence[str]) -> str:
         what = "it is a pipeline of several models" if PIPELINE_NAME in names else "there are models below it"
         return f"{what}; name one of {_listed([os.path.join(folder, n) for n in below], 20)}"
     if others:
-        return f"it has {_listed(others, 5)}; nobounce reads safetensors: fetch the model in that format, or convert it"
+        return (
+            f"it has {_listed(others, 5)}, which are not read: fetch the model as safetensors, or convert it"
+        )
     return "name a folder that does, or a file"
 
 

@@ -24,6 +24,7 @@ from nobounce.formats.columns import PART
 from nobounce.formats.index import ModelFiles, resolve, verify_index
 from nobounce.formats.placement import Placement, check_align, place
 from nobounce.formats.reader import Descriptor, read_model
+from nobounce.formats.sets import verify_split
 from nobounce.formats.settle import check_copies, move, strided, swap
 from nobounce.formats.slab import SlabAhead
 from nobounce.formats.tensorinfo import Encoding, Header
@@ -168,10 +169,11 @@ def open_model(
             if len(files.shards) > KEEP_OPEN:
                 one.file.close()
         verify_index(files.index, {s.name: o.header for s, o in zip(files.shards, opened, strict=True)})
+        warnings = verify_split([o.header for o in opened])
     except BaseException:
         close_model(opened)
         raise
-    return files, opened
+    return dataclasses.replace(files, warnings=(*files.warnings, *warnings)), opened
 
 
 def close_model(opened: list[Opened]) -> None:

@@ -25,7 +25,7 @@ _PAGE = re.compile(rb"\s*<(?:!doctype|html|head|body|\?xml|!--|error)", re.IGNOR
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _JSON = re.compile(rb"\s*[{\[]\s*[\"{\[}\]]")
 _STARTS = (
-    (b"GGUF", "a GGUF file", "nobounce reads safetensors: fetch the model in that format"),
+    (b"GGUF", "a GGUF file", "name it by itself"),
     (b"\x93NUMPY", "an array of NumPy", "numpy.load reads it"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "nobounce reads safetensors: fetch the model in that format"),
     (b"\x1f\x8b", "compressed by gzip", _UNPACK),
@@ -33,6 +33,11 @@ _STARTS = (
     (b"\xfd7zXZ\0", "compressed by xz", _UNPACK),
     (b"BZh", "compressed by bzip2", _UNPACK),
 )
+
+
+def is_gguf(head: bytes) -> bool:
+    """Whether a file that begins with `head` is a GGUF model."""
+    return head.startswith(b"GGUF")
 
 
 def what_it_is(head: bytes) -> str | None:

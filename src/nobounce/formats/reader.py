@@ -18,7 +18,7 @@ from nobounce import errors
 from nobounce.errors import FormatError
 from nobounce.facts.filtered import UNSUPPORTED
 from nobounce.formats import magic
-from nobounce.formats.header import HEADER_LIMIT, read_header
+from nobounce.formats.header import HEADER_LIMIT, open_regular, read_header
 from nobounce.formats.tensorinfo import Header
 
 Announce = Callable[[int], None]
@@ -201,12 +201,12 @@ def read_exactly(source: Source, path: str, nbytes: int, offset: int, what: str)
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format that is told by its first bytes, all of which are one of `starts`; `reader` is the name of a module of this package with
-    `read(source, path, file_nbytes) -> Header`.
+    """A format that is told by its first bytes (`magic.HEAD` of them, or all): `claims` decides. `reader` is the name of a module of this
+    package with `read(source, path, file_nbytes) -> Header`.
     """
 
     name: str
-    starts: tuple[bytes, ...]
+    claims: Callable[[bytes], bool]
     reader: str
 
     def read(self, source: Source, path: str, file_nbytes: int) -> Header:
@@ -215,7 +215,7 @@ class Format:
         return header
 
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (Format("GGUF", magic.is_gguf, "gguf"),)
 """Every format with a signature. safetensors has none: it is what a file is taken for that begins like no other."""
 
 
@@ -223,7 +223,21 @@ def format_of(head: bytes) -> Format | None:
     """The format of a file that begins with `head`; None for safetensors, and for what no reader knows."""
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= HEADER_LIMIT:
         return None  # a length and JSON, although the length's bytes may spell another signature
-    return next((f for f in FORMATS if head.startswith(f.starts)), None)
+    return next((f for f in FORMATS if f.claims(head)), None)
+
+
+def has_signature(path: str) -> bool:
+    """Whether a file begins as one of `FORMATS` does. False where it cannot be read."""
+    try:
+        fd, _, _ = open_regular(path)
+    except errors.NobounceError:
+        return False
+    try:
+        return format_of(os.pread(fd, magic.HEAD, 0)) is not None
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def read_model(source: Source, *, path: str, file_nbytes: int, announce: Announce | None = None) -> Header:
