@@ -31,7 +31,7 @@ help:
 	@echo "make api     write the public-API snapshot anew"
 	@echo "make goldens record anew what requests do (tests/goldens)"
 	@echo "make bench   the load benchmark"
-	@echo "make fuzz    fuzz the file readers (ARGS=\"SECONDS SEED\")"
+	@echo "make fuzz    fuzz the file readers, safetensors and then the others (ARGS=\"SECONDS SEED\")"
 	@echo "make clean   remove what these made, environments included"
 
 $(READY): pyproject.toml
@@ -86,6 +86,7 @@ bench: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/fuzz_header.py $(ARGS)
+	$(BIN)/python tests/fuzz/fuzz_formats.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

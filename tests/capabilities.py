@@ -286,6 +286,7 @@ for _name in (
 ):
     CAPABILITIES[_name] = _program(_name)
 for _name in (
+    "gguf",
     "ml_dtypes",
     "numpy",
     "opentelemetry",

@@ -32,6 +32,7 @@ _NAMES = {
         "TransferTimeoutError",
         "UnavailableError",
     ),
+    "formats.ggml": ("dequantize",),
     "formats.load": ("Model", "load"),
     "io.batch": ("Batch",),
     "io.batch_table": ("BatchEvent", "BatchResult"),
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from nobounce.errors import TransferError as TransferError
     from nobounce.errors import TransferTimeoutError as TransferTimeoutError
     from nobounce.errors import UnavailableError as UnavailableError
+    from nobounce.formats.ggml import dequantize as dequantize
     from nobounce.formats.load import Model as Model
     from nobounce.formats.load import load as load
     from nobounce.io.batch import Batch as Batch

@@ -68,7 +68,6 @@ FILES: dict[str, tuple[Callable[[], bytes], tuple[str, ...]]] = {
     "a zip archive": (lambda: _zip("model.safetensors"), ("zip archive", "unpack")),
     "a pickle": (lambda: pickle.dumps({"a": [1] * 1000}, protocol=2), ("pickle", "save_file")),
     "a newer pickle": (lambda: pickle.dumps({"a": list(range(1000))}, protocol=4), ("pickle", "save_file")),
-    "GGUF": (lambda: b"GGUF" + (3).to_bytes(4, "little") + bytes(4000), ("GGUF",)),
     "npy": (_npy, ("NumPy", "numpy.load")),
     "npz": (_npz, ("npz", "numpy.load")),
     "gzip": (lambda: gzip.compress(SAFE * 300, mtime=0), ("gzip", "unpack")),
