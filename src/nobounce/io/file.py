@@ -230,14 +230,14 @@ class File:
         file_offset: int = 0,
         buffer_offset: int = 0,
         require: Require = "auto",
-        cache: Cache = "avoid",
+        cache: Cache = "auto",
     ) -> Receipt:
         """Read `nbytes` bytes (default: the rest of the buffer) at `file_offset` into the buffer; returns the Receipt.
 
         Short at the end of the file: `receipt.nbytes` tells, and the bytes of the buffer behind it, up to `nbytes`, are undefined
         whichever way was taken (a direct read brings whole blocks). `require="fastpath"` never falls back: it raises
-        RouteError before anything moves. `cache="avoid"` leaves no page behind, "use" reads through the page cache,
-        "auto" takes from it what it already holds. Raises ArgumentError, RouteError, TransferError (with the receipt of
+        RouteError before anything moves. `cache="auto"` takes from the page cache what it already holds, "use" reads through
+        it, "avoid" leaves no page behind. Raises ArgumentError, RouteError, TransferError (with the receipt of
         what had moved), ClosedError.
         """
         return transfer(self, "read", buffer, (nbytes, file_offset, buffer_offset), require, cache)
@@ -256,7 +256,7 @@ class File:
         """Write `nbytes` bytes (default: the rest of the buffer) at `file_offset`; returns the Receipt.
 
         With `fsync` the data is on the disk when the call returns: one fdatasync at the end. Unaligned edges are
-        written buffered, so bytes beside them are safe. Raises as `read` does.
+        written buffered, so bytes beside them are safe; `cache="avoid"` leaves no page behind. Raises as `read` does.
         """
         return transfer(
             self, "write", buffer, (nbytes, file_offset, buffer_offset), require, cache, fsync=fsync
@@ -271,14 +271,15 @@ class File:
         file_offset: int = 0,
         buffer_offset: int = 0,
         require: Require = "auto",
-        cache: Cache = "avoid",
+        cache: Cache | None = None,
     ) -> Route:
-        """The route a request would take, before any I/O. Raises as `read` does.
+        """The route a request would take, before any I/O. Raises as `read` does. `cache` is that of `read` or `write` unless given.
 
         `buffer` may be a Device: then the route is that of a fresh buffer there, of `nbytes` bytes (default: the rest of the
         file), and nothing is allocated.
         """
         self._check_open()
+        cache = cache or ("auto" if op == "read" else "avoid")
         if isinstance(buffer, Device):
             size = max(0, self.nbytes - file_offset) if nbytes is None else nbytes
             memory = MemoryFacts(MemoryKind.DEVICE, 0, buffer_offset + max(size, 0), buffer.name)
@@ -315,7 +316,7 @@ class File:
         file_offset: Any = 0,
         buffer_offset: Any = 0,
         require: Require = "auto",
-        cache: Cache = "avoid",
+        cache: Cache = "auto",
         bytes_done: Any = None,
     ) -> Transfer:
         """Read in stream order: after everything before it on `stream`, before everything after. Returns at once; on a GPU a
