@@ -95,7 +95,7 @@ def _preload() -> None:
 
     for module in pkgutil.walk_packages(nobounce.__path__, "nobounce."):
         if not module.name.startswith(
-            ("nobounce.testing", "nobounce.runtimes.cuda", "nobounce.runtimes.hip")
+            ("nobounce.testing", "nobounce.runtimes.gpu.cuda", "nobounce.runtimes.gpu.hip")
         ):
             importlib.import_module(module.name)
     # What typer and rich import at first use.

@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 
 import nobounce
-from nobounce.clock_stepper import Stepper
 from nobounce.device import Device
 from nobounce.errors import TransferCancelledError
 from nobounce.facts.types import FileFacts
 from nobounce.io import file as file_module
 from nobounce.io.engine import engine_for
 from nobounce.runtimes import faults
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host.sim import SimRuntime
+from nobounce.testing.stepper import Stepper
 
 BLOCK = 4096
 BLOCKS = 4

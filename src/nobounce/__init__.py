@@ -34,8 +34,8 @@ _NAMES = {
     ),
     "formats.ggml": ("dequantize",),
     "formats.load": ("Model", "load"),
-    "io.batch": ("Batch",),
-    "io.batch_table": ("BatchEvent", "BatchResult"),
+    "io.batch.batch": ("Batch",),
+    "io.batch.table": ("BatchEvent", "BatchResult"),
     "io.file": ("File", "open"),
     "io.params": ("Cell", "StreamFlags"),
     "io.receipt": ("Receipt", "Retry", "Segment"),
@@ -99,9 +99,9 @@ if TYPE_CHECKING:
     from nobounce.formats.ggml import dequantize as dequantize
     from nobounce.formats.load import Model as Model
     from nobounce.formats.load import load as load
-    from nobounce.io.batch import Batch as Batch
-    from nobounce.io.batch_table import BatchEvent as BatchEvent
-    from nobounce.io.batch_table import BatchResult as BatchResult
+    from nobounce.io.batch.batch import Batch as Batch
+    from nobounce.io.batch.table import BatchEvent as BatchEvent
+    from nobounce.io.batch.table import BatchResult as BatchResult
     from nobounce.io.file import File as File
     from nobounce.io.file import open as open
     from nobounce.io.params import Cell as Cell

@@ -1,6 +1,6 @@
 """Threads and time behind one small interface, so that a schedule can be real or replayed from a seed.
 
-`Threads` is the real thing. `Stepper` (clock_stepper) runs real threads that pass a baton: one runs at a time, a seeded
+`Threads` is the real thing. `Stepper` (nobounce.testing.stepper) runs real threads that pass a baton: one runs at a time, a seeded
 generator picks the next at each blocking point, and time is virtual, so a second of latency costs nothing.
 
 A process may have no thread left to start (pids.max of its control group, `ulimit -u`, a filter on clone3). Work is then kept, and

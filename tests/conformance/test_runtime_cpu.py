@@ -11,7 +11,7 @@ import pytest
 
 from host_rules import HostRules
 from nobounce.route.types import MemoryKind
-from nobounce.runtimes.cpu import CpuRuntime
+from nobounce.runtimes.host.cpu import CpuRuntime
 from nobounce.testing import Rig
 from pace import assert_takes_under
 

@@ -10,7 +10,7 @@ from capabilities import has, need
 from nobounce.errors import UnavailableError
 from nobounce.runtimes import registry
 from nobounce.runtimes.base import Capabilities, Runtime
-from nobounce.runtimes.quirks import conformance_exceptions
+from nobounce.runtimes.gpu.quirks import conformance_exceptions
 from nobounce.testing import Rig, RuntimeTests
 
 _CAPABILITIES = Capabilities(managed=True, priorities=True, host_register=True, stream_ordered_alloc=True)

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from doubles.hip_bindings import HipDouble
-from nobounce.runtimes import hip
-from nobounce.runtimes.gpu import GpuRuntime
-from nobounce.runtimes.gpu_table import ROWS
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.gpu import hip
+from nobounce.runtimes.gpu.gpu import GpuRuntime
+from nobounce.runtimes.gpu.table import ROWS
+from nobounce.runtimes.host.sim import SimRuntime
 from nobounce.testing import RuntimeTests
 
 

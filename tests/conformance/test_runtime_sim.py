@@ -15,13 +15,13 @@ import pytest
 
 from host_rules import HostRules
 from nobounce.clock import Task, Threads
-from nobounce.clock_stepper import Stepper
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.route.types import MemoryKind
-from nobounce.runtimes import host_streams
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host import streams as host_streams
+from nobounce.runtimes.host.sim import SimRuntime
 from nobounce.testing import Rig, faults
 from nobounce.testing.rig import raises_status
+from nobounce.testing.stepper import Stepper
 
 
 class TestSim(HostRules):
@@ -117,7 +117,7 @@ class TestSim(HostRules):
     @pytest.mark.parametrize("access", ["ctypes.string_at(a, 1)", "ctypes.memset(a, 0, 1)"])
     def test_the_host_cannot_touch_device_memory(self, access: str) -> None:
         program = (
-            "import ctypes\nfrom nobounce.runtimes.sim import SimRuntime\n"
+            "import ctypes\nfrom nobounce.runtimes.host.sim import SimRuntime\n"
             "a = SimRuntime().alloc(0, 4096)\nprint('allocated', flush=True)\n" + access
         )
         child = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)

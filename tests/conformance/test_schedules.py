@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import nobounce
-from nobounce.clock_stepper import Stepper
 from nobounce.device import Device
 from nobounce.errors import TransferError
 from nobounce.io.engine import engine_for
 from nobounce.runtimes import faults
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host.sim import SimRuntime
+from nobounce.testing.stepper import Stepper
 from programs import BLOCK, quick_file, run
 
 __all__ = ["quick_file"]
@@ -45,7 +45,12 @@ def test_a_fault_in_one_transfer_poisons_no_other(tmp_path: Path) -> None:
             buffer.fill(0, stream=stream)
             moves = [
                 f.read_async(
-                    buffer, stream=stream, nbytes=BLOCK, file_offset=k * BLOCK, buffer_offset=k * BLOCK
+                    buffer,
+                    stream=stream,
+                    nbytes=BLOCK,
+                    file_offset=k * BLOCK,
+                    buffer_offset=k * BLOCK,
+                    cache="avoid",
                 )
                 for k in range(8)
             ]
@@ -78,7 +83,7 @@ def test_streams_do_not_queue_behind_each_other(tmp_path: Path) -> None:
             begin = stepper.now()
             for _ in range(4):
                 for n, stream in enumerate(streams):
-                    f.read_async(buffer, stream=stream, nbytes=BLOCK, buffer_offset=n * BLOCK)
+                    f.read_async(buffer, stream=stream, nbytes=BLOCK, buffer_offset=n * BLOCK, cache="avoid")
             for stream in streams:
                 stream.sync()
             assert stepper.now() - begin == pytest.approx(4.0)

@@ -16,7 +16,7 @@ from typing import Any
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import CopyKind
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host.sim import SimRuntime
 
 hipError_t = enum.IntEnum(  # noqa: N816
     "hipError_t",

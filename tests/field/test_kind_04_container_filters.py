@@ -50,7 +50,7 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 tests, folder, cases = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 sys.path.insert(0, tests)
 import numpy as np
-import nobounce, nobounce.formats.load, nobounce.io.batch, nobounce.runtimes.sim, nobounce.runtimes.cpu
+import nobounce, nobounce.formats.load, nobounce.io.batch.batch, nobounce.runtimes.host.sim, nobounce.runtimes.host.cpu
 import nobounce.cli.main, nobounce.checks.report
 import seccomp
 

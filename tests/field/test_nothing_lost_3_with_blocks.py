@@ -9,12 +9,12 @@ import pytest
 
 import nobounce
 from capabilities import need
-from nobounce.clock_stepper import Stepper
 from nobounce.device import Device
 from nobounce.errors import BusyError
 from nobounce.io.engine import engine_for
 from nobounce.runtimes import faults
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host.sim import SimRuntime
+from nobounce.testing.stepper import Stepper
 
 SIZE = 1 << 20
 

@@ -88,7 +88,7 @@ def test_in_stream_order(half: tuple[Path, bytes], device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", ["auto", "threads"])
-def test_batches(half: tuple[Path, bytes], device: str, method: nobounce.io.batch.Method) -> None:
+def test_batches(half: tuple[Path, bytes], device: str, method: nobounce.io.batch.batch.Method) -> None:
     path, data = half
     offsets = np.arange(0, len(data), 65536)
     with (
@@ -188,7 +188,7 @@ def test_what_counters_deny_is_an_error_where_fastpath_is_required(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", ["auto", "threads"])
 def test_what_counters_deny_of_a_batch(
-    half: tuple[Path, bytes], device: str, method: nobounce.io.batch.Method
+    half: tuple[Path, bytes], device: str, method: nobounce.io.batch.batch.Method
 ) -> None:
     path, data = half
     offsets = np.arange(0, len(data), 65536)

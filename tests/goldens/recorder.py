@@ -30,9 +30,10 @@ from nobounce.device import Device
 from nobounce.errors import NobounceError
 from nobounce.facts import machine, source
 from nobounce.facts.machine import MachineFacts
-from nobounce.io import uring
-from nobounce.runtimes import hip, rawio
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.io.movers import uring
+from nobounce.runtimes import rawio
+from nobounce.runtimes.gpu import hip
+from nobounce.runtimes.host.sim import SimRuntime
 from nobounce.testing import faults
 
 GOLDENS = Path(__file__).with_name("goldens.jsonl")

@@ -23,7 +23,7 @@ from nobounce.config import Settings
 from nobounce.errors import RouteError
 from nobounce.facts.source import LiveSource, RecordingSource
 from nobounce.route.types import DirectFacts, MemoryKind
-from nobounce.runtimes import sim
+from nobounce.runtimes.host import sim
 from pace import assert_takes_under
 
 MIB = 1 << 20

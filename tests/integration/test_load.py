@@ -266,7 +266,7 @@ def test_no_permission_is_named_for_an_unprivileged_user() -> None:
 def _try_as_nobody(path: Path) -> None:
     path.chmod(0o600)
     code = """
-import sys, nobounce, nobounce.formats.load, nobounce.runtimes.cpu
+import sys, nobounce, nobounce.formats.load, nobounce.runtimes.host.cpu
 drop()
 try:
     nobounce.load(sys.argv[1], device="cpu")
@@ -433,7 +433,7 @@ def test_peak_memory_grows_by_the_tensors_and_little_more(tmp_path: Path) -> Non
     need("safetensors")
     path = model_file(tmp_path / "m.safetensors", {"a": ("U8", [300 * MIB], bytes(300 * MIB))}, pad=1)
     code = f"""
-import resource, nobounce, nobounce.formats.load, nobounce.runtimes.cpu
+import resource, nobounce, nobounce.formats.load, nobounce.runtimes.host.cpu
 def peak(): return int([l for l in open('/proc/self/status') if 'VmHWM' in l][0].split()[1]) << 10
 before = peak()
 model = nobounce.load({str(path)!r}, device="cpu")

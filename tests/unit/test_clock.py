@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nobounce import clock_baton
 from nobounce.clock import THREADS, Scheduler
-from nobounce.clock_stepper import DeadlockError, StepLimitError, Stepper, release_threads
 from nobounce.errors import ArgumentError, InternalError
+from nobounce.testing import baton as clock_baton
+from nobounce.testing.stepper import DeadlockError, StepLimitError, Stepper, release_threads
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,10 @@ from nobounce.device import Device, default_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
 from nobounce.facts.pagecache import counted, estimate, residency
 from nobounce.formats.columns import PART
+from nobounce.formats.fresh import get_ready, read_fresh
 from nobounce.formats.index import ModelFiles, resolve, verify_index
 from nobounce.formats.placement import Placement, check_align, place
+from nobounce.formats.populate import MIN_NBYTES, Populate, populate_ahead
 from nobounce.formats.reader import Descriptor, read_model
 from nobounce.formats.sets import verify_split
 from nobounce.formats.settle import check_copies, move, strided, swap
@@ -30,8 +32,6 @@ from nobounce.formats.slab import SlabAhead
 from nobounce.formats.tensorinfo import Encoding, Header
 from nobounce.io.file import File
 from nobounce.io.file import open as open_file
-from nobounce.io.fresh import get_ready, read_fresh
-from nobounce.io.populate import MIN_NBYTES, Populate, populate_ahead
 from nobounce.io.prepare import look
 from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require

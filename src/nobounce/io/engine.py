@@ -16,9 +16,10 @@ from nobounce.clock import THREADS, Scheduler
 from nobounce.config import settings
 from nobounce.errors import NobounceError
 from nobounce.facts.machine import own_cpus
-from nobounce.io import hooks, uring
-from nobounce.io.bounce import Rings
+from nobounce.io import hooks
 from nobounce.io.job import Job
+from nobounce.io.movers import uring
+from nobounce.io.movers.bounce import Rings
 from nobounce.io.strategy import Machine
 from nobounce.runtimes import faults
 from nobounce.runtimes.base import Runtime

@@ -20,9 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from nobounce import forked, transferend
-from nobounce.buffer import as_buffer
 from nobounce.config import Settings
-from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
 from nobounce.facts.extents import ExtentMap, IndirectRange, has_holes
 from nobounce.facts.file import examine
@@ -33,12 +31,11 @@ from nobounce.facts.types import FileFacts
 from nobounce.io.descriptors import MODES, check_kind, duplicator, nbytes_of, status_flags
 from nobounce.io.descriptors import flavour as flavour_of
 from nobounce.io.kept import Plan
-from nobounce.io.prepare import make_request, memory_of, transfer
+from nobounce.io.prepare import route_of, transfer
 from nobounce.io.receipt import Receipt
 from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
-from nobounce.route.judge import judge
-from nobounce.route.types import Cache, MemoryFacts, MemoryKind, Op, Require, Route
+from nobounce.route.types import Cache, Op, Require, Route
 from nobounce.runtimes.base import DirectIO
 
 _SOURCE = LiveSource()
@@ -255,8 +252,8 @@ class File:
     ) -> Receipt:
         """Write `nbytes` bytes (default: the rest of the buffer) at `file_offset`; returns the Receipt.
 
-        With `fsync` the data is on the disk when the call returns: one fdatasync at the end. Unaligned edges are
-        written buffered, so bytes beside them are safe; `cache="avoid"` leaves no page behind. Raises as `read` does.
+        With `fsync` the data is on the disk when the call returns: one fdatasync at the end. Unaligned edges are written
+        buffered, so bytes beside them are safe; `cache="avoid"` leaves no page behind. Raises as `read` does.
         """
         return transfer(
             self, "write", buffer, (nbytes, file_offset, buffer_offset), require, cache, fsync=fsync
@@ -273,22 +270,14 @@ class File:
         require: Require = "auto",
         cache: Cache | None = None,
     ) -> Route:
-        """The route a request would take, before any I/O. Raises as `read` does. `cache` is that of `read` or `write` unless given.
+        """The route a request would take, before any I/O; `cache` as in `read` or `write` unless given. Raises as `read` does.
 
         `buffer` may be a Device: then the route is that of a fresh buffer there, of `nbytes` bytes (default: the rest of the
         file), and nothing is allocated.
         """
         self._check_open()
-        cache = cache or ("auto" if op == "read" else "avoid")
-        if isinstance(buffer, Device):
-            size = max(0, self.nbytes - file_offset) if nbytes is None else nbytes
-            memory = MemoryFacts(MemoryKind.DEVICE, 0, buffer_offset + max(size, 0), buffer.name)
-            return judge(
-                make_request(self, op, memory, buffer, (size, file_offset, buffer_offset), require, cache)
-            )
-        view = as_buffer(buffer, write=op == "read")
         where = nbytes, file_offset, buffer_offset
-        return judge(make_request(self, op, memory_of(view), view.device, where, require, cache))
+        return route_of(self, op, buffer, where, require, cache or ("auto" if op == "read" else "avoid"))
 
     def sync(self) -> None:
         """Put written data on the disk (fdatasync). Raises FileError, and the error of a transfer of this file that has failed

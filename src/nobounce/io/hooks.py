@@ -21,7 +21,7 @@ from nobounce.errors import RouteError
 _log = logging.getLogger("nobounce")
 
 if TYPE_CHECKING:
-    from nobounce.io.batch_group import Group
+    from nobounce.io.batch.group import Group
     from nobounce.io.job import Job
     from nobounce.io.receipt import Receipt
     from nobounce.io.target import Chunk

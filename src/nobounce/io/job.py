@@ -15,7 +15,7 @@ from nobounce.facts.extents import hole_nbytes
 from nobounce.facts.pagecache import counted
 from nobounce.io import hooks
 from nobounce.io.evidence import MIN_NBYTES, SERVED, Meter, Range, denied, served_by_cache
-from nobounce.io.pagecache_dma import GiveBack
+from nobounce.io.movers.pagecache_dma import GiveBack
 from nobounce.io.plan import cached_ranges
 from nobounce.io.receipt import Evidence, Receipt, Retry, Segment, merge_segments, reassigned
 from nobounce.io.strategy import CACHED_CODES

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from nobounce import transferend
 from nobounce.buffer import Buffer, as_buffer
 from nobounce.config import ASYNC_BUFFER_NBYTES, settings
+from nobounce.device import Device
 from nobounce.errors import ArgumentError, InternalError, RouteError
 from nobounce.facts.extents import IndirectRange
 from nobounce.facts.types import FileFacts
 from nobounce.io import hooks, kept, small
-from nobounce.io.bounce import Ring
 from nobounce.io.engine import Engine, engine_for, machine_for
 from nobounce.io.hold import Hold
 from nobounce.io.job import Job
+from nobounce.io.movers.bounce import Ring
 from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
 from nobounce.io.strategy import HOST, STREAM_NBYTES, Call, Destination, Strategy, choose
@@ -38,7 +39,6 @@ from nobounce.route.types import (
 )
 
 if TYPE_CHECKING:
-    from nobounce.device import Device
     from nobounce.io.file import File
 
 Held = tuple[CachedRange, ...] | None
@@ -213,6 +213,20 @@ def make_request(
         indirect=indirect,
         earlier_failure=file._failed.get(device.name),
     )
+
+
+def route_of(file: File, op: Op, buffer: Any, where: Where, require: Require, cache: Cache) -> Route:
+    """The route of a request that is not made. `buffer` may be a Device: as for a fresh buffer there, of the rest of the file unless
+    nbytes is given."""
+    nbytes, file_offset, buffer_offset = where
+    if isinstance(buffer, Device):
+        size = max(0, file.nbytes - file_offset) if nbytes is None else nbytes
+        memory = MemoryFacts(MemoryKind.DEVICE, 0, buffer_offset + max(size, 0), buffer.name)
+        return judge(
+            make_request(file, op, memory, buffer, (size, file_offset, buffer_offset), require, cache)
+        )
+    view = as_buffer(buffer, write=op == "read")
+    return judge(make_request(file, op, memory_of(view), view.device, where, require, cache))
 
 
 def _indirect(

@@ -26,8 +26,8 @@ from nobounce.runtimes.rawio import RWF_NOWAIT, try_read
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
-    from nobounce.io.bounce import Ring
     from nobounce.io.job import Job
+    from nobounce.io.movers.bounce import Ring
     from nobounce.runtimes.base import CopyCalls
 
 AT_ONCE_NBYTES = 64 << 10

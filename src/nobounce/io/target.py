@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nobounce.errors import TransferError
 from nobounce.facts import pagecache
-from nobounce.io.bounce import Ring
+from nobounce.io.movers.bounce import Ring
 from nobounce.io.receipt import merge_segments
 from nobounce.io.strategy import CACHED_CODES, TAIL_NBYTES, Strategy
 from nobounce.route.types import BackendName, CachedRange, MemoryKind, Op, Reason, Route, RouteSegment

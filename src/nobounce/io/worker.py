@@ -9,9 +9,9 @@ import errno
 from typing import Protocol
 
 from nobounce.errors import DeviceError
-from nobounce.io import fallback, fastpath, uring_relay
 from nobounce.io.evidence import Meter
-from nobounce.io.pagecache_dma import GiveBack, PageCacheDma
+from nobounce.io.movers import fallback, fastpath, uring_relay
+from nobounce.io.movers.pagecache_dma import GiveBack, PageCacheDma
 from nobounce.io.receipt import Retry
 from nobounce.io.strategy import CACHED_CODES, PAGE_CACHE_WINDOW
 from nobounce.io.target import Chunk, Piece, Target

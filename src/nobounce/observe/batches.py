@@ -10,7 +10,7 @@ from nobounce.errors import printable
 from nobounce.observe.places import CACHED
 
 if TYPE_CHECKING:
-    from nobounce.io.batch_group import Group
+    from nobounce.io.batch.group import Group
     from nobounce.io.hooks import BatchEnds
     from nobounce.route.types import Refusal
 

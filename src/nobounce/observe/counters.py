@@ -49,7 +49,7 @@ from nobounce.observe.places import (
 )
 
 if TYPE_CHECKING:
-    from nobounce.io.batch_group import Group
+    from nobounce.io.batch.group import Group
     from nobounce.io.hooks import BatchEnds
     from nobounce.io.job import Job
     from nobounce.io.receipt import Receipt, Segment

@@ -19,7 +19,7 @@ from nobounce.io import hooks
 from nobounce.io.hooks import Operation
 
 if TYPE_CHECKING:
-    from nobounce.io.batch_group import Group
+    from nobounce.io.batch.group import Group
 
 TOOL = "NVTX_INJECTION64_PATH"
 """Where a profiler that starts a program puts its own library for NVTX 3 to call."""

@@ -27,7 +27,7 @@ from nobounce.observe.batches import GroupSums, Lanes
 from nobounce.outfile import create
 
 if TYPE_CHECKING:
-    from nobounce.io.batch_group import Group
+    from nobounce.io.batch.group import Group
     from nobounce.io.job import Job
     from nobounce.io.receipt import Receipt
     from nobounce.io.target import Chunk

@@ -14,6 +14,7 @@ from nobounce.errors import ArgumentError, DeviceError, NobounceError, Unavailab
 from nobounce.runtimes.base import Runtime
 
 NAMES = ("cpu", "sim", "cuda", "hip")
+_HOMES = {"cpu": "host", "sim": "host", "cuda": "gpu", "hip": "gpu"}
 
 _instances: dict[str, Runtime] = {}
 _lock = threading.RLock()
@@ -38,7 +39,7 @@ def loaded() -> list[Runtime]:
 
 
 def _create(name: str) -> Runtime:
-    module = f"nobounce.runtimes.{name}"
+    module = f"nobounce.runtimes.{_HOMES[name]}.{name}"
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as e:

@@ -16,7 +16,7 @@ from nobounce import hipfile
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.hipfile import bindings
 from nobounce.hipfile.driver import STATE
-from nobounce.runtimes import amdfile, hip
+from nobounce.runtimes.gpu import amdfile, hip
 from nobounce.testing.faults import inject
 
 

@@ -24,9 +24,9 @@ from nobounce.config import Settings
 from nobounce.errors import RouteError
 from nobounce.route.judge import judge
 from nobounce.route.scores import hard_refusals
-from nobounce.runtimes.amdfile import AmdFileDirect
 from nobounce.runtimes.base import DeviceInfo
-from nobounce.runtimes.cufile import CuFileDirect
+from nobounce.runtimes.gpu.amdfile import AmdFileDirect
+from nobounce.runtimes.gpu.cufile import CuFileDirect
 from trees import GIB, ROOT_PORT, Tree, ready_amd
 
 Build = Callable[[Tree], Tree]

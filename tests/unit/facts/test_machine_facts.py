@@ -36,7 +36,7 @@ from nobounce.facts.source import LiveSource, Source
 from nobounce.facts.storage import nvmes
 from nobounce.facts.sysfs import number, text
 from nobounce.facts.virtual import parse_smi
-from nobounce.runtimes.cufile import carriers
+from nobounce.runtimes.gpu.cufile import carriers
 from trees import ROOT_PORT, Tree, ready_amd
 
 GARBAGE = [

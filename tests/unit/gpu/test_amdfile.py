@@ -15,8 +15,8 @@ import pytest
 from doubles.hip_bindings import HipDouble, Pointer
 from nobounce.errors import DeviceError
 from nobounce.route.types import MAX_RW_COUNT
-from nobounce.runtimes import amdfile, hip
-from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.runtimes.gpu import amdfile, hip
+from nobounce.runtimes.gpu.gpu import GpuRuntime
 
 
 class Library(HipDouble):

@@ -16,8 +16,8 @@ from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.errors import ClosedError, DeviceError, RuntimeStatus
 from nobounce.io import engine, hooks, kept, small
-from nobounce.runtimes import hip
-from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.runtimes.gpu import hip
+from nobounce.runtimes.gpu.gpu import GpuRuntime
 from nobounce.stream import StreamOptions
 
 PATIENCE = 30.0

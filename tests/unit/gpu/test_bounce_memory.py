@@ -10,9 +10,11 @@ import pytest
 
 from doubles.hip_bindings import HipDouble
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
-from nobounce.io.bounce import SLOT_NBYTES, Ring
-from nobounce.runtimes import cuda, gpu_memory, hip, libc
-from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.io.movers.bounce import SLOT_NBYTES, Ring
+from nobounce.runtimes import libc
+from nobounce.runtimes.gpu import cuda, hip
+from nobounce.runtimes.gpu import memory as gpu_memory
+from nobounce.runtimes.gpu.gpu import GpuRuntime
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from doubles.hip_bindings import HipDouble
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.device import Device
-from nobounce.runtimes import hip
-from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.runtimes.gpu import hip
+from nobounce.runtimes.gpu.gpu import GpuRuntime
 
 PATIENCE = 30.0
 NBYTES = 20 << 20

@@ -10,8 +10,8 @@ import pytest
 
 from capabilities import need
 from nobounce.errors import DeviceError, RuntimeStatus
-from nobounce.runtimes import gpu_memory
-from nobounce.runtimes.cuda import CudaAdapter
+from nobounce.runtimes.gpu import memory as gpu_memory
+from nobounce.runtimes.gpu.cuda import CudaAdapter
 
 COPIES = [(4096, 8192, 16), (5000, 9000, 32)]
 SOME = 0x7F00

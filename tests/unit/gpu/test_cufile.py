@@ -13,7 +13,7 @@ import pytest
 from capabilities import need
 from nobounce.errors import DeviceError
 from nobounce.runtimes.base import DeviceInfo
-from nobounce.runtimes.cufile import Carriers, CuFileDirect, carriers, nvidia_fs_operations
+from nobounce.runtimes.gpu.cufile import Carriers, CuFileDirect, carriers, nvidia_fs_operations
 
 GPU = "0000:06:00.0"
 

@@ -18,8 +18,8 @@ from nobounce.device import Device
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.io import prepare
 from nobounce.route.types import MemoryKind
-from nobounce.runtimes import hip
-from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.runtimes.gpu import hip
+from nobounce.runtimes.gpu.gpu import GpuRuntime
 from nobounce.testing import faults
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from nobounce.clock import THREADS, Task, Threads
 from nobounce.errors import DeviceError, RuntimeStatus
-from nobounce.runtimes.gpu_gates import HEALTH, LONGEST, SHORTEST, Gates
-from nobounce.runtimes.gpu_host import StreamKey
+from nobounce.runtimes.gpu.gates import HEALTH, LONGEST, SHORTEST, Gates
+from nobounce.runtimes.gpu.host import StreamKey
 
 PATIENCE = 30.0
 

@@ -13,7 +13,7 @@ from capabilities import need
 from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.formats import load
-from nobounce.runtimes import hip
+from nobounce.runtimes.gpu import hip
 from nobounce.tensor import looks_on
 
 Framework = Literal["numpy", "torch"]

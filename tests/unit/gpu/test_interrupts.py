@@ -21,8 +21,8 @@ from nobounce.device import Device
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.io import engine, hold
 from nobounce.io.quiet import closed_gate, quiet_of
-from nobounce.runtimes import hip
-from nobounce.runtimes.gpu import GpuRuntime
+from nobounce.runtimes.gpu import hip
+from nobounce.runtimes.gpu.gpu import GpuRuntime
 
 PATIENCE = 10.0
 HERE = os.path.dirname(nobounce.__file__)

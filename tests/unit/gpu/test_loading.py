@@ -15,8 +15,9 @@ import pytest
 from capabilities import need
 from doubles.hip_bindings import HipDouble
 from nobounce.errors import UnavailableError
-from nobounce.runtimes import cuda, hip, registry
-from nobounce.runtimes.quirks import QUIRKS, conformance_exceptions
+from nobounce.runtimes import registry
+from nobounce.runtimes.gpu import cuda, hip
+from nobounce.runtimes.gpu.quirks import QUIRKS, conformance_exceptions
 from nobounce.testing import RuntimeTests
 
 DLOPEN = (
@@ -98,7 +99,7 @@ def test_debians_runtime_behind_rocm_path_has_no_device(tmp_path: Path) -> None:
     library = hip.versioned_libraries()[0]
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libamdhip64.so").symlink_to(library)
-    code = _WHAT_A_USER_SEES + "from nobounce.runtimes import hip; print(hip.mapped_libraries())"
+    code = _WHAT_A_USER_SEES + "from nobounce.runtimes.gpu import hip; print(hip.mapped_libraries())"
     env = {**os.environ, "ROCM_PATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=True
@@ -112,7 +113,7 @@ def test_a_mapped_hip_runtime_is_the_one_that_is_opened() -> None:
     """As PyTorch on ROCm brings it: without ROCM_PATH the bindings would look elsewhere, and find none."""
     need("rocm-bindings", "versioned-hip-library")
     code = (
-        "import ctypes; from nobounce.runtimes import hip, registry; "
+        "import ctypes; from nobounce.runtimes import registry; from nobounce.runtimes.gpu import hip; "
         f"ctypes.CDLL({hip.versioned_libraries()[0]!r}); "
         "print(registry.absent_because('hip')); print(len(hip.mapped_libraries()))"
     )
@@ -197,7 +198,7 @@ def test_cuda_with_a_broken_driver() -> None:
 
 def test_importing_loads_no_library() -> None:
     code = (
-        "import sys; import nobounce.runtimes.cuda, nobounce.runtimes.hip; "
+        "import sys; import nobounce.runtimes.gpu.cuda, nobounce.runtimes.gpu.hip; "
         "print([m for m in sys.modules if m.split('.')[0] in ('cuda', 'rocm', 'numpy', 'torch', 'amdsmi')])"
     )
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 from capabilities import need
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import PointerInfo
-from nobounce.runtimes.cuda import CudaAdapter
+from nobounce.runtimes.gpu.cuda import CudaAdapter
 
 BASE = 0x7F12_3456_7000
 

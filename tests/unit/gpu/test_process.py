@@ -14,7 +14,7 @@ warnings.simplefilter("ignore")
 sys.path.insert(0, {str(TESTS)!r})
 from doubles.hip_bindings import HipDouble
 from nobounce.errors import UnavailableError
-from nobounce.runtimes import hip
+from nobounce.runtimes.gpu import hip
 rt = hip.load(HipDouble())
 s, e, a, p = rt.stream_create(0), rt.event_create(0), rt.alloc(0, 4096), rt.alloc_pinned(4096)
 reached = threading.Event()

@@ -16,10 +16,11 @@ import pytest
 from capabilities import need
 from doubles.hip_bindings import HipDouble
 from nobounce.errors import RuntimeStatus
-from nobounce.runtimes import cuda, gpu_table, hip
 from nobounce.runtimes.base import CopyKind
-from nobounce.runtimes.gpu_adapter import ATTRIBUTES, NOT_READY
-from nobounce.runtimes.gpu_table import ROWS, Row
+from nobounce.runtimes.gpu import cuda, hip
+from nobounce.runtimes.gpu import table as gpu_table
+from nobounce.runtimes.gpu.adapter import ATTRIBUTES, NOT_READY
+from nobounce.runtimes.gpu.table import ROWS, Row
 
 HIP_ROWS = [row for row in ROWS.values() if row.hip]
 CUDA_ROWS = [row for row in ROWS.values() if row.cuda]

@@ -31,9 +31,9 @@ from nobounce.errors import (
     TransferTimeoutError,
 )
 from nobounce.facts.pagecache import residency
-from nobounce.io import uring
-from nobounce.runtimes import cpu as cpu_runtime
+from nobounce.io.movers import uring
 from nobounce.runtimes import faults, rawio
+from nobounce.runtimes.host import cpu as cpu_runtime
 
 PAGE = 4096
 PAGES = 512

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from nobounce.io import hooks
-from nobounce.io.batch_moved import Moved
-from nobounce.io.batch_receipt import Tally
-from nobounce.io.batch_table import COMPLETE, FALLBACK, FASTPATH, Table
-from nobounce.io.batch_threads import Outcome
+from nobounce.io.batch.moved import Moved
+from nobounce.io.batch.receipt import Tally
+from nobounce.io.batch.table import COMPLETE, FALLBACK, FASTPATH, Table
+from nobounce.io.batch.threads import Outcome
 from nobounce.io.target import Piece
 from nobounce.route.judge import DIRECT
 

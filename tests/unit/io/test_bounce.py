@@ -11,7 +11,7 @@ import nobounce
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.io import hooks
-from nobounce.io.bounce import Ring
+from nobounce.io.movers.bounce import Ring
 from nobounce.io.quiet import closed_gate
 from nobounce.runtimes.base import Gate, Runtime
 

@@ -12,10 +12,11 @@ import pytest
 
 import nobounce
 from nobounce.clock import THREADS, Task, Threads
-from nobounce.clock_stepper import Stepper
-from nobounce.io import engine, pagecache_dma
+from nobounce.io import engine
 from nobounce.io.engine import Engine
-from nobounce.io.pagecache_dma import Keeper, Window
+from nobounce.io.movers import pagecache_dma
+from nobounce.io.movers.pagecache_dma import Keeper, Window
+from nobounce.testing.stepper import Stepper
 
 MIB = 1 << 20
 

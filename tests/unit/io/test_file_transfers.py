@@ -96,9 +96,9 @@ def test_evidence_is_not_kernel_where_the_page_cache_can_only_be_sampled(
         raise OSError(errno.EPERM, "refused")
 
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(10 * MIB) as buffer:
-        assert f.read(buffer).evidence == "kernel"
+        assert f.read(buffer, cache="avoid").evidence == "kernel"
         monkeypatch.setattr(cachestat, "cached_nbytes", refuse)
-        receipt = f.read(buffer)
+        receipt = f.read(buffer, cache="avoid")
         assert receipt.fastpath_bytes == receipt.nbytes
         assert receipt.evidence == "reported"
         with nobounce.Batch() as batch:
@@ -123,7 +123,7 @@ def test_fallback_on_cpu_has_no_relay_and_on_sim_has(
 @pytest.mark.parametrize("require", ["auto", "fallback"])
 def test_cache_avoid_leaves_no_page_behind(device: nobounce.Device, path: Path, require: str) -> None:
     with nobounce.open(path) as f, device.allocate(10 * MIB) as buffer:
-        f.read(buffer, require=require, nbytes=5 * MIB + 77, file_offset=33)  # type: ignore[arg-type]
+        f.read(buffer, require=require, cache="avoid", nbytes=5 * MIB + 77, file_offset=33)  # type: ignore[arg-type]
     assert resident(path) == 0
 
 
@@ -283,18 +283,18 @@ def test_a_failed_direct_try_is_repeated_on_fallback_and_remembered(
             put(buffer, bytes(8 * MIB))
         move = f.read if op == "read" else f.write
         with faults.inject(op=op, device="sim:0", error=code):
-            receipt = move(buffer)
+            receipt = move(buffer, cache="avoid")
         assert receipt.nbytes == 8 * MIB
         assert receipt.fastpath_bytes == 0
         assert receipt.reasons == {"direct-failed": 8 * MIB}
         assert {r.errno for r in receipt.retries} == {code}
         if op == "read":
             assert content(buffer) == data[: 8 * MIB]
-        assert move(buffer).reasons == {"failed-before": 8 * MIB}
+        assert move(buffer, cache="avoid").reasons == {"failed-before": 8 * MIB}
     if op == "write":
         assert path.read_bytes() == bytes(8 * MIB) + data[8 * MIB :]
     with nobounce.open(path) as f, sim.allocate(MIB) as buffer:
-        assert f.read(buffer).fastpath_bytes == MIB
+        assert f.read(buffer, cache="avoid").fastpath_bytes == MIB
 
 
 @pytest.mark.parametrize("how", ["require", "compat"])

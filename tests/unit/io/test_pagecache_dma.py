@@ -13,9 +13,10 @@ import nobounce
 from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
-from nobounce.io import fallback, pagecache_dma, strategy
-from nobounce.io.bounce import Ring
+from nobounce.io import strategy
 from nobounce.io.engine import engine_for
+from nobounce.io.movers import fallback, pagecache_dma
+from nobounce.io.movers.bounce import Ring
 from nobounce.io.quiet import closed_gate, quiet_of
 from nobounce.io.target import Piece
 

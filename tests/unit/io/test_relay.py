@@ -13,7 +13,7 @@ import pytest
 import nobounce
 from nobounce import config
 from nobounce.io import engine, prepare
-from nobounce.io.bounce import Ring
+from nobounce.io.movers.bounce import Ring
 from nobounce.io.transfer import Transfer
 from nobounce.runtimes import rawio
 

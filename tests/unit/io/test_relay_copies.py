@@ -15,7 +15,8 @@ import nobounce
 from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, RuntimeStatus, TransferError
-from nobounce.io import engine, relay_copies, relay_pipe, uring
+from nobounce.io import engine
+from nobounce.io.movers import relay_copies, relay_pipe, uring
 
 MIB = 1 << 20
 NBYTES = 64 * MIB + 123

@@ -16,15 +16,13 @@ from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import TransferError
-from nobounce.io import (
+from nobounce.io import engine, prepare, strategy
+from nobounce.io.movers import (
     bounce,
-    engine,
-    prepare,
     relay_copies,
     relay_hub,
     relay_pipe,
     relay_slots,
-    strategy,
     uring,
     uring_relay,
 )

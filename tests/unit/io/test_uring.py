@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from capabilities import need
-from nobounce.io import uring
+from nobounce.io.movers import uring
 from nobounce.runtimes import libc
 
 PAGE = 4096
@@ -163,7 +163,7 @@ def test_a_kernel_that_forbids_it_leads_to_threads(tmp_path: Path) -> None:
     """As seccomp filters and kernel.io_uring_disabled do: the set-up call answers with an error."""
     code = """
 import os, resource, nobounce
-from nobounce.io import uring
+from nobounce.io.movers import uring
 def forbidden(*a): raise OSError(38, "Function not implemented")
 uring._syscall = forbidden
 path = __import__("sys").argv[1]

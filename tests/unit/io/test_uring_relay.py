@@ -18,7 +18,8 @@ from capabilities import need
 from nobounce import config
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus, TransferError
-from nobounce.io import bounce, engine, fallback, hooks, relay_pipe, relay_slots, uring, uring_relay
+from nobounce.io import engine, hooks
+from nobounce.io.movers import bounce, fallback, relay_pipe, relay_slots, uring, uring_relay
 from nobounce.testing import faults
 
 MIB = 1 << 20

@@ -171,10 +171,10 @@ def test_refusals_of_a_transfer_are_counted_with_it_or_with_its_end(tmp_path: Pa
         device.create_stream() as stream,
     ):
         before = nobounce.stats()
-        f.read(buffer, nbytes=100)
+        f.read(buffer, nbytes=100, cache="avoid")
         one = nobounce.stats() - before
         gate = device._runtime.gate(stream.handle, lambda: None)
-        assert f.read_async(buffer, stream=stream, nbytes=100).cancel()
+        assert f.read_async(buffer, stream=stream, nbytes=100, cache="avoid").cancel()
         gate.open()
         stream.sync()
         two = nobounce.stats() - before

@@ -47,13 +47,18 @@ def everything(data: Path) -> Callable[[], None]:
     def act() -> None:
         device = nobounce.Device("sim:0")
         with nobounce.open(data, "r+") as f, device.allocate(8 * MIB) as buffer:
-            f.read(buffer)
-            f.read(buffer, require="fallback")
+            f.read(buffer, cache="avoid")
+            f.read(buffer, require="fallback", cache="avoid")
             f.write(buffer, nbytes=5000, file_offset=1)
             streams = [device.create_stream() for _ in range(3)]
             moves = [
                 f.read_async(
-                    buffer, stream=streams[i % 3], nbytes=MIB, file_offset=i * MIB, buffer_offset=i * MIB
+                    buffer,
+                    stream=streams[i % 3],
+                    nbytes=MIB,
+                    file_offset=i * MIB,
+                    buffer_offset=i * MIB,
+                    cache="avoid",
                 )
                 for i in range(8)
             ]

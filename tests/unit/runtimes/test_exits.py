@@ -10,11 +10,11 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
 
-CPU = "from nobounce.runtimes.cpu import CpuRuntime; rt = CpuRuntime()"
-SIM = "from nobounce.runtimes.sim import SimRuntime; rt = SimRuntime()"
+CPU = "from nobounce.runtimes.host.cpu import CpuRuntime; rt = CpuRuntime()"
+SIM = "from nobounce.runtimes.host.sim import SimRuntime; rt = SimRuntime()"
 GPU = (
     f"import sys; sys.path.insert(0, {str(TESTS)!r}); from doubles.hip_bindings import HipDouble; "
-    "from nobounce.runtimes import hip; rt = hip.load(HipDouble())"
+    "from nobounce.runtimes.gpu import hip; rt = hip.load(HipDouble())"
 )
 RUNTIMES = pytest.mark.parametrize("runtime", [CPU, SIM, GPU], ids=["cpu", "sim", "hip"])
 

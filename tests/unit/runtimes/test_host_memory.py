@@ -15,9 +15,10 @@ from nobounce.clock import THREADS
 from nobounce.errors import OutOfMemoryError
 from nobounce.facts.machine import this_machine
 from nobounce.route.types import MemoryKind
-from nobounce.runtimes import host_memory, libc
-from nobounce.runtimes.host_memory import Allocation, AllocationMap, DeviceSpace, HostSpace
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes import libc
+from nobounce.runtimes.host import memory as host_memory
+from nobounce.runtimes.host.memory import Allocation, AllocationMap, DeviceSpace, HostSpace
+from nobounce.runtimes.host.sim import SimRuntime
 
 DEVICE = MemoryKind.DEVICE
 

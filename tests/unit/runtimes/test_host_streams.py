@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from nobounce.clock_stepper import Stepper
 from nobounce.errors import DeviceError
-from nobounce.runtimes import host_streams
-from nobounce.runtimes.cpu import CpuRuntime
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host import streams as host_streams
+from nobounce.runtimes.host.cpu import CpuRuntime
+from nobounce.runtimes.host.sim import SimRuntime
 from nobounce.testing import Rig
+from nobounce.testing.stepper import Stepper
 
 
 def test_thousands_of_waiting_streams_hold_no_threads() -> None:
@@ -142,8 +142,8 @@ def run(program: str) -> str:
 PRELUDE = """
 import os, sys, threading
 from nobounce.errors import DeviceError
-from nobounce.runtimes.cpu import CpuRuntime
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host.cpu import CpuRuntime
+from nobounce.runtimes.host.sim import SimRuntime
 from nobounce.testing.rig import Rig
 """
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nobounce.clock_stepper import Stepper
 from nobounce.errors import ArgumentError, DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.runtimes import rawio
 from nobounce.testing import faults
+from nobounce.testing.stepper import Stepper
 
 
 @pytest.fixture

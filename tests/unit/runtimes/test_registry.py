@@ -12,7 +12,7 @@ import pytest
 from nobounce import config
 from nobounce.errors import ArgumentError, UnavailableError
 from nobounce.runtimes import registry
-from nobounce.runtimes.sim import SimRuntime
+from nobounce.runtimes.host.sim import SimRuntime
 
 
 def test_there_is_one_of_each() -> None:
@@ -62,9 +62,9 @@ class Absent:
     """A vendor's module whose library says no, in one of the ways of HIP rule 81."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, create: object) -> None:
-        module = types.ModuleType("nobounce.runtimes.cuda")
+        module = types.ModuleType("nobounce.runtimes.gpu.cuda")
         module.create = create  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "nobounce.runtimes.cuda", module)
+        monkeypatch.setitem(sys.modules, "nobounce.runtimes.gpu.cuda", module)
         monkeypatch.setattr(registry, "_instances", {})
 
 
@@ -85,7 +85,7 @@ def test_rule_81_absence_has_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_runtime_whose_module_is_missing_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_instances", {})
-    monkeypatch.setitem(sys.modules, "nobounce.runtimes.hip", None)
+    monkeypatch.setitem(sys.modules, "nobounce.runtimes.gpu.hip", None)
     with pytest.raises(UnavailableError, match="hip"):
         registry.get("hip")
 
