@@ -26,8 +26,8 @@ MIB = 1 << 20
 PROGRAM = """
 import sys, nobounce
 with nobounce.open(sys.argv[1]) as f, nobounce.Device("sim:0").allocate(65536) as b:
-    f.read(b)
-    if len(sys.argv) > 2: f.read(b, require="fallback")
+    f.read(b, cache="avoid")
+    if len(sys.argv) > 2: f.read(b, require="fallback", cache="avoid")
 print("my own output")
 sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 """
@@ -402,7 +402,7 @@ def end(*_):
     sys.exit(7)
 signal.signal(signal.{number}, end)
 with nobounce.open({str(data)!r}) as f, nobounce.Device("sim:0").allocate(4096) as b:
-    f.read(b, nbytes=4096)
+    f.read(b, nbytes=4096, cache="avoid")
 print("ready", flush=True)
 for _ in range(600):  # one long sleep may begin just behind the look for signals, and end with the test's patience
     time.sleep(0.1)

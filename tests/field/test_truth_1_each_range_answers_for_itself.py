@@ -45,13 +45,13 @@ def drop(path: Path) -> None:
 def test_a_large_read(half: tuple[Path, bytes], device: str) -> None:
     path, data = half
     with nobounce.open(path) as f, nobounce.Device(device).allocate(len(data)) as buffer:
-        receipt = f.read(buffer)
+        receipt = f.read(buffer, cache="avoid")
         assert buffer.numpy().tobytes() == data
         assert receipt.reasons == {"direct": HALF, "encoded-extent": HALF}
         assert receipt.evidence == "kernel"
         assert resident(path) == 0, "avoid leaves no page"
         with pytest.raises(nobounce.RouteError, match="compressed") as caught:
-            f.read(buffer, require="fastpath")
+            f.read(buffer, require="fastpath", cache="avoid")
         assert caught.value.receipt is None, "nothing was moved"
         assert f.explain(buffer).nbytes("fallback") == HALF
 
@@ -62,12 +62,12 @@ def test_small_reads(half: tuple[Path, bytes], device: str, nbytes: int) -> None
     path, data = half
     with nobounce.open(path) as f, nobounce.Device(device).allocate(nbytes) as buffer:
         for _ in range(2):
-            assert f.read(buffer, file_offset=0).fastpath_bytes == nbytes
-            assert f.read(buffer, file_offset=HALF).reasons == {"encoded-extent": nbytes}
+            assert f.read(buffer, file_offset=0, cache="avoid").fastpath_bytes == nbytes
+            assert f.read(buffer, file_offset=HALF, cache="avoid").reasons == {"encoded-extent": nbytes}
             assert buffer.numpy().tobytes() == data[HALF : HALF + nbytes]
         with pytest.raises(nobounce.RouteError):
-            f.read(buffer, file_offset=HALF, require="fastpath")
-        assert f.read(buffer, file_offset=0, require="fastpath").fastpath_bytes == nbytes
+            f.read(buffer, file_offset=HALF, require="fastpath", cache="avoid")
+        assert f.read(buffer, file_offset=0, require="fastpath", cache="avoid").fastpath_bytes == nbytes
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -75,15 +75,17 @@ def test_in_stream_order(half: tuple[Path, bytes], device: str) -> None:
     path, data = half
     on = nobounce.Device(device)
     with nobounce.open(path) as f, on.allocate(len(data)) as buffer, on.create_stream() as stream:
-        assert f.read_async(buffer, stream=stream).result().reasons == {
+        assert f.read_async(buffer, stream=stream, cache="avoid").result().reasons == {
             "direct": HALF,
             "encoded-extent": HALF,
         }
         where = np.array(0, np.int64)
-        late = f.read_async(buffer, stream=stream, nbytes=4096, file_offset=where)
+        late = f.read_async(buffer, stream=stream, nbytes=4096, file_offset=where, cache="avoid")
         assert late.result().fastpath_bytes == 4096
         with pytest.raises(nobounce.RouteError):
-            f.read_async(buffer, stream=stream, file_offset=HALF, nbytes=4096, require="fastpath")
+            f.read_async(
+                buffer, stream=stream, file_offset=HALF, nbytes=4096, require="fastpath", cache="avoid"
+            )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -108,10 +110,10 @@ def test_batches(half: tuple[Path, bytes], device: str, method: nobounce.io.batc
 def test_a_change_of_the_file_is_seen(half: tuple[Path, bytes]) -> None:
     path, _ = half
     with nobounce.open(path, "r+") as f, nobounce.Device("cpu").allocate(65536) as buffer:
-        assert f.read(buffer).fastpath_bytes == 65536
+        assert f.read(buffer, cache="avoid").fastpath_bytes == 65536
         with path.open("r+b") as g:
             g.write(bytes(MIB))  # compressed now, and not yet written
-        assert f.read(buffer).fastpath_bytes == 0
+        assert f.read(buffer, cache="avoid").fastpath_bytes == 0
         assert buffer.numpy().tobytes() == bytes(65536)
 
 
@@ -120,7 +122,7 @@ def test_a_small_file_among_the_metadata(disks: Machine) -> None:
     path.write_bytes(b"x" * 1500)
     os.sync()
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(4096) as buffer:
-        assert f.read(buffer).fastpath_bytes == 0
+        assert f.read(buffer, cache="avoid").fastpath_bytes == 0
         assert bytes(buffer.view()[:1500]) == b"x" * 1500
 
 
@@ -137,7 +139,7 @@ def test_a_file_that_is_compressed_at_its_start_alone(disks: Machine) -> None:
         f.flush()
         os.fsync(f.fileno())
     with nobounce.open(path) as file, nobounce.Device("cpu").allocate(2 * MIB) as buffer:
-        assert file.read(buffer).reasons == {"direct": MIB, "encoded-extent": MIB}
+        assert file.read(buffer, cache="avoid").reasons == {"direct": MIB, "encoded-extent": MIB}
 
 
 # the backstop: what the kernel's counters deny
@@ -150,13 +152,13 @@ def test_what_counters_deny_is_fallback(half: tuple[Path, bytes], device: str, n
     path, data = half
     at = 2 * HALF - nbytes
     with nobounce.open(path) as f, nobounce.Device(device).allocate(nbytes) as buffer:
-        receipt = f.read(buffer, file_offset=at, nbytes=nbytes)
+        receipt = f.read(buffer, file_offset=at, nbytes=nbytes, cache="avoid")
         served = min(nbytes, HALF)
         assert receipt.reasons.get("page-cache-served") == served
         assert receipt.fastpath_bytes == nbytes - served
         assert receipt.nbytes == nbytes
         assert buffer.numpy().tobytes() == data[at:]
-        again = f.read(buffer, file_offset=at, nbytes=nbytes)
+        again = f.read(buffer, file_offset=at, nbytes=nbytes, cache="avoid")
         assert again.reasons.get("page-cache-served") == served, "and it is known from then on"
 
 
@@ -170,16 +172,18 @@ def test_what_counters_deny_is_an_error_where_fastpath_is_required(
     on = nobounce.Device(device)
     with nobounce.open(path) as f, on.allocate(nbytes) as buffer, on.create_stream() as stream:
         with pytest.raises(nobounce.RouteError, match="contents of the buffer are undefined") as caught:
-            f.read(buffer, file_offset=HALF, nbytes=nbytes, require="fastpath")
+            f.read(buffer, file_offset=HALF, nbytes=nbytes, require="fastpath", cache="avoid")
         assert caught.value.receipt.fallback_bytes == nbytes
         assert caught.value.receipt.fastpath_bytes == 0
         assert [r.code for r in caught.value.refusals] == ["page-cache-served"]
         with pytest.raises(nobounce.RouteError) as known:
-            f.read(buffer, file_offset=HALF, nbytes=nbytes, require="fastpath")
+            f.read(buffer, file_offset=HALF, nbytes=nbytes, require="fastpath", cache="avoid")
         assert known.value.receipt is None, "known now, and refused before anything moves"
     drop(path)
     with nobounce.open(path) as f, on.allocate(nbytes) as buffer, on.create_stream() as stream:
-        late = f.read_async(buffer, stream=stream, file_offset=HALF, nbytes=nbytes, require="fastpath")
+        late = f.read_async(
+            buffer, stream=stream, file_offset=HALF, nbytes=nbytes, require="fastpath", cache="avoid"
+        )
         with pytest.raises(nobounce.RouteError, match="undefined"):
             late.result()
 
@@ -220,7 +224,7 @@ def test_what_is_cached_before_is_denied_by_the_thread_s_counter(half: tuple[Pat
     path, _ = half
     path.read_bytes()
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(2 * HALF) as buffer:
-        assert f.read(buffer).reasons == {"direct": HALF, "page-cache-served": HALF}
+        assert f.read(buffer, cache="avoid").reasons == {"direct": HALF, "page-cache-served": HALF}
 
 
 @pytest.mark.parametrize("name", ["ext4-ordered", "xfs"])

@@ -104,7 +104,7 @@ def test_where_there_is_no_direct_io_the_receipt_says_why(disks: Machine, name: 
     """C61: tmpfs accepts O_DIRECT and means nothing by it; ext4 with data=journal reports no direct I/O."""
     path, data = made(disks.get(name))
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(5 * MIB) as buffer:
-        receipt = f.read(buffer)
+        receipt = f.read(buffer, cache="avoid")
         assert bytes(buffer.view()[: len(data)]) == data
         with pytest.raises(nobounce.RouteError) as caught:
             f.read(buffer, require="fastpath")
@@ -117,7 +117,7 @@ def test_where_there_is_no_direct_io_the_receipt_says_why(disks: Machine, name: 
 def test_overlay_is_direct_if_and_only_if_a_probe_or_statx_shows_it(disks: Machine) -> None:
     path, data = made(disks.get("overlay"))
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(5 * MIB) as buffer:
-        receipt = f.read(buffer)
+        receipt = f.read(buffer, cache="avoid")
         assert bytes(buffer.view()[: len(data)]) == data
         proven = f.facts().dio_offset_align or f.facts().direct_probe == "yes"
     assert bool(receipt.fastpath_bytes) == bool(proven)

@@ -25,10 +25,10 @@ KIB64 = 1 << 16
 READER = """
 import os, sys, nobounce
 f = nobounce.open(sys.argv[1]); b = nobounce.Device("cpu").allocate(65536)
-f.read(b)
+f.read(b, cache="avoid")
 print("ready", flush=True)
 for line in sys.stdin:
-    f.read(b)
+    f.read(b, cache="avoid")
     print("again", flush=True)
 """
 
@@ -88,7 +88,7 @@ def test_a_killed_program_leaves_its_last_snapshot_readable(data: Path) -> None:
 
 
 def test_stats_reports_a_program_that_was_killed(data: Path) -> None:
-    code = "import os, sys, signal, nobounce\nwith nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device('cpu').allocate(65536))\n"
+    code = "import os, sys, signal, nobounce\nwith nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device('cpu').allocate(65536), cache='avoid')\n"
     done = cli(
         "stats", "--json", "--", sys.executable, "-c", code + "os.kill(os.getpid(), signal.SIGKILL)", data
     )
@@ -115,7 +115,7 @@ def test_two_forked_children_report_as_three_processes(data: Path) -> None:
     code = """
 import os, sys, nobounce
 def read():
-    with nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device("cpu").allocate(65536))
+    with nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device("cpu").allocate(65536), cache="avoid")
 read()
 children = []
 for _ in range(2):
@@ -140,7 +140,7 @@ def test_forked_children_write_traces_of_their_own(data: Path, tmp_path: Path) -
     code = """
 import multiprocessing, sys, nobounce
 def read():
-    with nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device("cpu").allocate(65536))
+    with nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device("cpu").allocate(65536), cache="avoid")
 read()
 children = [multiprocessing.get_context("fork").Process(target=read) for _ in range(2)]
 for c in children: c.start()
@@ -158,7 +158,7 @@ for c in children: c.join()
 LEAVING = """
 import multiprocessing, os, sys, nobounce
 def read(*_):
-    with nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device("cpu").allocate(65536))
+    with nobounce.open(sys.argv[1]) as f: f.read(nobounce.Device("cpu").allocate(65536), cache="avoid")
 read()
 if sys.argv[2] == "pool":
     with multiprocessing.get_context("fork").Pool(2) as pool:

@@ -203,7 +203,7 @@ def _once(
         drop(path)
         begin = time.perf_counter()
         if verb == "read":
-            receipt = f.read(buffer, nbytes=nbytes, require=backend)
+            receipt = f.read(buffer, nbytes=nbytes, require=backend, cache="avoid")
         else:
             receipt = f.write(buffer, nbytes=nbytes, require=backend, fsync=True)
         return receipt, time.perf_counter() - begin

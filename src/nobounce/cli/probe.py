@@ -24,7 +24,7 @@ def transfer(path: str, device: str) -> dict[str, Any]:
             if size == 0:
                 return {"says": "the file is empty: nothing to read", "backend": None, "receipt": None}
             with target.allocate(size) as buffer:
-                receipt = file.read(buffer)
+                receipt = file.read(buffer, cache="avoid")
     except NobounceError as e:
         return {"says": f"not possible: {e}", "backend": None, "receipt": None}
     data = receipt.to_dict()

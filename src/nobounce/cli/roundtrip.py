@@ -190,7 +190,7 @@ def transfer_all(
                 "file_offset": start,
                 "require": require.value,
             }
-            read = source.read_async(lane.buffer, **common)
+            read = source.read_async(lane.buffer, cache="avoid", **common)
             moves.append((read, target.write_async(lane.buffer, **common), start, n))
             if len(moves) > QUEUED * streams:
                 settle()
