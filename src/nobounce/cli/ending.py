@@ -162,7 +162,7 @@ def resume() -> None:
 def orderly() -> Iterator[None]:
     """Have the signals raise Ended inside, on the main thread; elsewhere nothing changes.
 
-    A process that was asked to end has GRACE_SECONDS for that, what follows the block included.
+    Behind the block they end the process at once and in silence: there is no work left that they could keep from its end. A process that was asked to end has GRACE_SECONDS for that, what follows the block included.
     """
     global _watch
     if threading.current_thread() is not threading.main_thread():
@@ -177,5 +177,5 @@ def orderly() -> Iterator[None]:
         yield
     finally:
         for number in mine:
-            signal.signal(number, SIGNALS[number])
+            signal.signal(number, signal.SIG_DFL)
         watch.stop()

@@ -73,22 +73,31 @@ def main() -> None:
     if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
         sys.argv[0] = "nobounce"  # what reports and traces then call it
     children.spare_threads()
+    code = 0
     try:
         with ending.orderly():
-            app()
-    except (KeyboardInterrupt, SystemExit) as e:
-        ending.settle()
+            code = _run()
+    except KeyboardInterrupt as e:  # before a verb has begun, or behind its end
+        ending.tell(e)
+        code = ending.code(e)
+    ending.settle()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code. Raises KeyboardInterrupt."""
+    try:
+        app()
+    except SystemExit as e:
         asked = _interrupt_behind(e)
-        if asked is None:
-            sys.exit(checked("", e.code if isinstance(e, SystemExit) and isinstance(e.code, int) else 0))
-        ending.tell(asked)  # before a verb has begun
-        sys.exit(ending.code(asked))
+        if asked is not None:
+            raise asked from None
+        return checked("", e.code if isinstance(e.code, int) else 0)
+    return 0
 
 
-def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+def _interrupt_behind(error: SystemExit) -> KeyboardInterrupt | None:
     """The interrupt behind it that nobody has told of, if there is one: typer ends by 130 without a word."""
-    if isinstance(error, KeyboardInterrupt):
-        return error
     cause = None if error.__context__ is None else error.__context__.__cause__
     return cause if isinstance(cause, KeyboardInterrupt) else None
 
