@@ -31,6 +31,8 @@ _NAME_LIMIT = 16 * MOST_ENTRY
 _PIECE = 256 << 10
 _SPACE = re.compile("[ \t\n\r]*")
 _METADATA = "__metadata__"
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 _ENTRIES = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=no_constant)
 _CAREFUL = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=no_constant, parse_int=integer)
@@ -91,12 +93,17 @@ class Entries:
     def _whole(self, cut: int) -> Pairs:
         """The entries up to a cut; none where they must be looked at one by one."""
         text = "{" + self._text[self._at : cut] + "}"
-        if cut <= self._at or _METADATA in text or "\\u" in text:
+        if cut <= self._at or _METADATA in text:
             return []
+        escaped = "\\u" in text
+        halves = len(_HALF.findall(text)) if escaped else 0
+        if halves and ("\\\\" in text or halves != 2 * len(_PAIR.findall(text))):
+            return []  # half of a pair, perhaps: it is looked for in each string
         try:
-            return list((_CAREFUL if "-0" in text else _ENTRIES).decode(text))
+            found: Pairs = list((_CAREFUL if "-0" in text else _ENTRIES).decode(text))
         except (ValueError, RecursionError):
             return []
+        return [] if escaped and any(name == _METADATA for name, _ in found) else found
 
     def _pair(self) -> Pairs:
         """The next name and value; none where that was __metadata__, which is kept."""

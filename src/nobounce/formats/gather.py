@@ -6,15 +6,16 @@ judged one by one by the function that also words the errors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nobounce.formats.columns import DTYPE_LIST, Columns
-from nobounce.formats.tensorinfo import FIELDS, Layout, TensorInfo, layout
+from nobounce.formats.columns import DTYPE_LIST, PART, Columns
+from nobounce.formats.tensorinfo import FIELDS, TensorInfo
 
 if TYPE_CHECKING:
     from nobounce.formats.columns import Ints
@@ -26,7 +27,23 @@ LARGEST = 1 << 62
 _TYPES = (*[np.uint32] * 4, np.int8, *[np.int64] * 3)
 """Where names and shapes begin and end, kinds, starts, ends, hashes of the names."""
 
+_FEW = 16
+_LONG = 32
+_MOST_ELEMENTS = 1 << 53
+"""Larger tensors are judged one by one: here numbers have 64 bits, counts of bits included."""
+
+_BITS = {d.name: d.bits for d in DTYPE_LIST}
+_nonzero = partial(filter, None)
 _KINDS = {d.name: k for k, d in enumerate(DTYPE_LIST)}
+
+
+def _printed(shapes: list[list[int]]) -> list[str]:
+    """The numbers of each shape as JSON. Python prints lists of integers alike and faster; long ones, once each, as most repeat."""
+    if len(max(shapes, key=len)) < _LONG:
+        return str(shapes)[2:-2].split("], [")
+    keys = list(map(tuple, shapes))
+    known = {key: str(list(key))[1:-1] for key in set(keys)}
+    return [known[key] for key in keys]
 
 
 class Gather:
@@ -51,7 +68,7 @@ class Gather:
         dtypes, shapes, spans = found
         kinds = np.array([_KINDS[d] for d in dtypes], np.int8)
         bounds = np.array(spans, np.int64)
-        numbers = json.dumps(shapes)[2:-2].split("], [")
+        numbers = _printed(shapes)
         columns = *self._keep([n.encode() for n in names]), *self._keep([n.encode() for n in numbers])
         hashes = np.array(list(map(hash, names)), np.int64)
         made: tuple[np.ndarray[Any, Any], ...] = (*columns, kinds, bounds[::2], bounds[1::2], hashes)
@@ -84,23 +101,25 @@ class Gather:
             or set(map(type, dtypes)) != {str}
         ):
             return None
-        flat = list(chain.from_iterable(spans))
-        if {int, *map(type, flat), *map(type, chain.from_iterable(shapes))} != {int}:
+        flat, dims = list(chain.from_iterable(spans)), list(chain.from_iterable(shapes))
+        if {int, *map(type, flat), *map(type, dims)} != {int}:
             return None
-        keys = list(zip(dtypes, map(tuple, shapes), strict=True))
-        known: dict[Any, Layout] = {}
-        for key in set(keys):
-            found = layout(key[0], list(key[1]))
-            if isinstance(found, str) or found.nbytes >= LARGEST:
-                return None
-            known[key] = found
-        if min(flat) < 0 or max(flat) >= LARGEST:
+        if min(flat) < 0 or max(flat) >= LARGEST or min(dims, default=0) < 0:
             return None
-        needed = [known[key].nbytes for key in keys]
-        if [b - a for a, b in zip(flat[::2], flat[1::2], strict=True)] != needed:
+        elements = list(map(prod, shapes))
+        # A zero does not hide an overflow (case C16).
+        largest = max(elements if min(elements) else map(prod, map(_nonzero, shapes)))
+        if not _BITS.keys() >= set(dtypes) or largest >= _MOST_ELEMENTS:
             return None
-        for field in set(chain.from_iterable(fields)).difference(FIELDS):
-            self._note(field, next(n for n, f in zip(names, fields, strict=True) if field in f))
+        bits = np.array(elements, np.int64) * np.array([_BITS[d] for d in dtypes], np.int64)
+        bounds = np.array(flat, np.int64)
+        if (bits & 7).any() or (bounds[1::2] - bounds[::2] != bits >> 3).any():
+            return None
+        if sum(map(len, fields)) > len(FIELDS) * len(fields):
+            for name, entry in zip(names, fields, strict=True):
+                for field in () if len(entry) == len(FIELDS) else entry:
+                    if field not in FIELDS:
+                        self._note(field, name)
         return dtypes, shapes, flat
 
     @property
@@ -119,9 +138,15 @@ class Gather:
         hashes = np.frombuffer(self._stores[-1], np.int64)
         ordered = np.sort(hashes)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        seen: set[str] = set()
-        for info in columns.only(np.flatnonzero(np.isin(hashes, twice)).tolist()) if twice.size else ():
-            if info.name in seen:
-                return info.name
-            seen.add(info.name)
+        del ordered
+        for at in range(
+            0, len(twice), _FEW
+        ):  # so few that numpy makes no sorted copies, and mostly only once
+            rows = np.flatnonzero(np.isin(hashes, twice[at : at + _FEW]))
+            seen: set[str] = set()
+            for k in range(0, len(rows), PART):
+                for info in columns.only(rows[k : k + PART].tolist()):
+                    if info.name in seen:
+                        return info.name
+                    seen.add(info.name)
         return None
