@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -70,3 +71,42 @@ def gguf_file(
         padded = raw + bytes(-len(raw) % alignment)
         data, at = data + padded, at + len(padded)
     return out + bytes(-len(out) % alignment) + data
+
+
+def npy_file(
+    descr: str = "<f4",
+    shape: str = "(2,)",
+    data: bytes = bytes(8),
+    *,
+    fortran: str = "False",
+    version: int = 1,
+    text: str | None = None,
+) -> bytes:
+    """A .npy file; `text` replaces the whole dictionary."""
+    said = (
+        text
+        if text is not None
+        else f"{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}"
+    )
+    raw = said.encode("utf-8" if version == 3 else "latin-1") + b"\n"
+    size = struct.pack("<H" if version == 1 else "<I", len(raw))
+    return b"\x93NUMPY" + bytes([version, 0]) + size + raw + data
+
+
+def zip_file(members: Iterable[tuple[str, bytes]], *, method: int = 0, align: int = 1) -> bytes:
+    """A zip archive; the bytes of each member begin at a multiple of `align`, as torch has it."""
+    out, directory, count = b"", b"", 0
+    for name, raw in members:
+        named = name.encode()
+        pad = -(len(out) + 30 + len(named)) % align
+        pad += align if 0 < pad < 4 else 0
+        extra = struct.pack("<2sH", b"FB", pad - 4) + bytes(pad - 4) if pad else b""
+        fields = (0x800, method, 0, 0, zlib.crc32(raw), len(raw), len(raw), len(named))
+        directory += struct.pack(
+            "<4s2H4H3I5H2I", b"PK\1\2", 20, 20, *fields[:4], *fields[4:], 0, 0, 0, 0, 0, len(out)
+        )
+        directory += named
+        out += struct.pack("<4s5H3I2H", b"PK\3\4", 20, *fields, len(extra)) + named + extra + raw
+        count += 1
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), len(out), 0)
+    return out + directory + end

@@ -123,7 +123,7 @@ def export(
         )
     code, bits = dtype.dlpack
     dims = array_shape(dtype, shape)
-    words = np.ndarray(dims, f"u{max(bits, 8) // 8}", base, offset)
+    words = np.ndarray(dims, "c16" if bits == 128 else f"u{max(bits, 8) // 8}", base, offset)
     try:
         capsule = _numpy_capsule(words, versioned)
     except BufferError as error:

@@ -1,4 +1,4 @@
-"""Every element type a safetensors file may hold, and what it is called elsewhere.
+"""Every element type a safetensors file may hold, two that other formats have beside them, and what they are called elsewhere.
 
 The names are those of the safetensors format (the list is that of safetensors 0.8). Types that share a size
 are kept apart even where a framework confuses them: F8_E4M3 is the OCP type ("e4m3fn"), F8_E4M3FNUZ is AMD's,
@@ -46,13 +46,14 @@ class DType:
 
     @property
     def alignment(self) -> int:
-        """Alignment in bytes that an array of this type wants: the size of an element (C64: of its half)."""
-        return 4 if self.name == "C64" else max(1, self.bits // 8)
+        """Alignment in bytes that an array of this type wants: the size of an element (of complex ones: of its half)."""
+        return self.bits // 16 if self.name in _COMPLEX_NAMES else max(1, self.bits // 8)
 
     def __str__(self) -> str:
         return self.name
 
 
+_COMPLEX_NAMES = frozenset({"C32", "C64", "C128"})
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6  # DLDataTypeCode of dlpack.h 1.1
 
 DTYPES: dict[str, DType] = {
@@ -82,6 +83,10 @@ DTYPES: dict[str, DType] = {
         DType("F4", 4, "uint8", "float4_e2m1fn_x2", (17, 4)),
     )
 }
+C128 = DType("C128", 128, "complex128", "complex128", (_COMPLEX, 128))
+C32 = DType("C32", 32, None, "complex32", (_COMPLEX, 32))
+"""Types that other formats hold and safetensors cannot: no name that a safetensors file could give."""
+
 _ML_DTYPES = frozenset(
     n for n in (d.numpy for d in DTYPES.values()) if n and ("float8" in n or n == "bfloat16")
 )

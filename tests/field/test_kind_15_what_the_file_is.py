@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -40,18 +39,6 @@ def _tar() -> bytes:
     return raw.getvalue()
 
 
-def _npy() -> bytes:
-    raw = io.BytesIO()
-    np.save(raw, np.zeros(1000))
-    return raw.getvalue()
-
-
-def _npz() -> bytes:
-    raw = io.BytesIO()
-    np.savez(raw, a=np.zeros(1000))
-    return raw.getvalue()
-
-
 WHOLE = b'{"a":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}}'
 SAFE = len(WHOLE).to_bytes(8, "little") + WHOLE + bytes(4096)
 
@@ -68,8 +55,6 @@ FILES: dict[str, tuple[Callable[[], bytes], tuple[str, ...]]] = {
     "a zip archive": (lambda: _zip("model.safetensors"), ("zip archive", "unpack")),
     "a pickle": (lambda: pickle.dumps({"a": [1] * 1000}, protocol=2), ("pickle", "save_file")),
     "a newer pickle": (lambda: pickle.dumps({"a": list(range(1000))}, protocol=4), ("pickle", "save_file")),
-    "npy": (_npy, ("NumPy", "numpy.load")),
-    "npz": (_npz, ("npz", "numpy.load")),
     "gzip": (lambda: gzip.compress(SAFE * 300, mtime=0), ("gzip", "unpack")),
     "bzip2": (lambda: bz2.compress(SAFE), ("bzip2", "unpack")),
     "xz": (lambda: lzma.compress(SAFE), ("xz", "unpack")),

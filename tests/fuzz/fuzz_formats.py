@@ -87,7 +87,27 @@ def gguf(rng: random.Random) -> bytes:
     )
 
 
-MAKERS: dict[str, Callable[[random.Random], bytes]] = {"gguf": gguf}
+def npy(rng: random.Random) -> bytes:
+    """A right .npy file."""
+    kind, size = rng.choice([("f4", 4), ("i1", 1), ("u2", 2), ("f8", 8), ("c16", 16), ("b1", 1), ("c8", 8)])
+    shape = [rng.randrange(4) for _ in range(rng.randrange(4))]
+    count = size
+    for dim in shape:
+        count *= dim
+    text = "(" + "".join(f"{n}, " for n in shape) + ")"
+    order, fortran = rng.choice("<>|="), rng.choice(["True", "False"])
+    return made.npy_file(order + kind, text, bytes(count), fortran=fortran, version=rng.choice([1, 2, 3]))
+
+
+def npz(rng: random.Random) -> bytes:
+    """A right .npz file."""
+    members = [(f"{rng.choice(NAMES)}{n}.npy", npy(rng)) for n in range(1 + rng.randrange(4))]
+    if rng.random() < 0.2:
+        members.append(("notes.txt", b"x"))
+    return made.zip_file(members)
+
+
+MAKERS: dict[str, Callable[[random.Random], bytes]] = {"gguf": gguf, "npy": npy, "npz": npz}
 """A maker of right files for each reader."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -30,6 +31,11 @@ def nbytes_or_reason(dtype: DType, shape: tuple[int, ...]) -> int | str:
         if bits >> 66:
             return f"the size of {dtype.name} {clip(str(shape[:8]))} overflows 64 bits"
     return 0 if 0 in shape else bits // 8
+
+
+def stem(path: str) -> str:
+    """The name of a tensor in a file that has none for it: the file's own, without its ending."""
+    return os.path.splitext(os.path.basename(path))[0]
 
 
 def assemble(

@@ -104,7 +104,9 @@ class Opened:
         cold = resident == 0
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         try:
-            source = Descriptor(fd, 0 if cold or resident == nbytes else RWF_DONTCACHE)
+            source = Descriptor(
+                fd, 0 if cold or resident == nbytes else RWF_DONTCACHE, hints=resident != nbytes
+            )
             return read_model(
                 source, path=self.path, file_nbytes=nbytes, announce=functools.partial(self._fetch, cold)
             )

@@ -26,7 +26,7 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _JSON = re.compile(rb"\s*[{\[]\s*[\"{\[}\]]")
 _STARTS = (
     (b"GGUF", "a GGUF file", "name it by itself"),
-    (b"\x93NUMPY", "an array of NumPy", "numpy.load reads it"),
+    (b"\x93NUMPY", "an array of NumPy", "name it by itself"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "nobounce reads safetensors: fetch the model in that format"),
     (b"\x1f\x8b", "compressed by gzip", _UNPACK),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd", _UNPACK),
@@ -40,6 +40,24 @@ def is_gguf(head: bytes) -> bool:
     return head.startswith(b"GGUF")
 
 
+def is_npy(head: bytes) -> bool:
+    """Whether it is an array of NumPy."""
+    return head.startswith(b"\x93NUMPY")
+
+
+def is_npz(head: bytes) -> bool:
+    """Whether it is an archive of NumPy arrays: its first member is one. An archive of nothing counts too."""
+    return first_member(head).endswith(b".npy") or head.startswith(b"PK\5\6")
+
+
+def first_member(head: bytes) -> bytes:
+    """The name of the first file of a zip archive; b"" where it is none, or the name is longer than `head`."""
+    if not head.startswith(b"PK\3\4"):
+        return b""
+    end = 30 + int.from_bytes(head[26:28], "little")
+    return head[30:end] if end <= len(head) else b""
+
+
 def what_it_is(head: bytes) -> str | None:
     """A sentence that names the kind of file that begins with `head` (up to `HEAD` bytes) and says what to do; None where
     the bytes do not tell, or are those of a safetensors file.
@@ -51,8 +69,6 @@ def what_it_is(head: bytes) -> str | None:
     if _PAGE.match(head):
         return f"this is a web page or a server's error, not the file: {AGAIN}, logged in where it needs that"
     if head.startswith((b"PK\3\4", b"PK\5\6")):
-        if b".npy" in head:
-            return "this is an archive of NumPy arrays (npz): numpy.load reads it"
         if b"/data.pkl" in head or b"/byteorder" in head or b"/version" in head:
             return f"this is a PyTorch checkpoint (a zip archive with a pickle): {_CONVERT}"
         return f"this is a zip archive: {_UNPACK}"

@@ -56,11 +56,11 @@ class InMemory:
 
 class Descriptor:
     """A Source over a file descriptor, whose position is not used. `flags` are those of preadv2: with RWF_DONTCACHE (Linux 6.14) what is
-    read does not stay in the page cache, where the kernel can do that.
+    read does not stay in the page cache, where the kernel can do that. Hints are passed on where `hints`: of a file that is not cached.
     """
 
-    def __init__(self, fd: int, flags: int = 0) -> None:
-        self._fd, self._flags = fd, flags
+    def __init__(self, fd: int, flags: int = 0, *, hints: bool = False) -> None:
+        self._fd, self._flags, self._hints = fd, flags, hints
 
     def pread(self, nbytes: int, offset: int, /) -> bytes:
         if self._flags:
@@ -74,7 +74,8 @@ class Descriptor:
         return os.pread(self._fd, nbytes, offset)
 
     def will_need(self, nbytes: int, offset: int, /) -> None:
-        os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        if self._hints:
+            os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 class Stream:
@@ -96,17 +97,25 @@ class Stream:
 class Cursor:
     """Reads a header front to back through windows of `PIECE` bytes, and nothing at or behind `end`.
 
-    What is asked for at once must be bounded by the caller. FormatError where the file, or the header's limit, ends before.
+    What is asked for at once must be bounded by the caller. FormatError where the file, or the header's limit, ends before. `first` is the
+    size of the first window in bytes.
     """
 
     def __init__(
-        self, source: Source, path: str, file_nbytes: int, position: int = 0, limit: int = HEADER_LIMIT
+        self,
+        source: Source,
+        path: str,
+        file_nbytes: int,
+        position: int = 0,
+        limit: int = HEADER_LIMIT,
+        *,
+        first: int = _FIRST,
     ) -> None:
         self._source, self.path, self.file_nbytes = source, path, file_nbytes
         self._window, self._base, self._at = b"", position, 0
         self._limit = limit
         self.end = min(file_nbytes, position + limit)
-        self._piece = _FIRST
+        self._piece = first
 
     @property
     def position(self) -> int:
@@ -215,7 +224,11 @@ class Format:
         return header
 
 
-FORMATS: tuple[Format, ...] = (Format("GGUF", magic.is_gguf, "gguf"),)
+FORMATS: tuple[Format, ...] = (
+    Format("GGUF", magic.is_gguf, "gguf"),
+    Format("npy", magic.is_npy, "npy"),
+    Format("npz", magic.is_npz, "npz"),
+)
 """Every format with a signature. safetensors has none: it is what a file is taken for that begins like no other."""
 
 
