@@ -6,9 +6,10 @@ finished file takes it.
 
 Where the kernel can (O_TMPFILE: ext4, xfs, btrfs, tmpfs, overlay), the file has no name until it is whole, and kill -9 leaves
 nothing. linkat(2) then gives it its name in one step, but never over a name that exists: to replace an old file, the new one is
-linked under a name of ours for the moment before rename(2). Elsewhere it has that name while it is written. Such names are
-`.nobounce-` and 16 hexadecimal digits; who writes holds a flock(2) on the file, so what a killed process has left is told from
-what a living one needs, and the next run that makes such a name in the folder removes it.
+linked into a folder of this user alone, beside the old one, for the moment before rename(2): nobody else can put another file
+under the name that is renamed. Elsewhere it lies there while it is written. Such folders are named `.nobounce-` and 16 hexadecimal
+digits; who writes holds a flock(2) on the folder, so what a killed process has left is told from what a living one needs, and
+the next run that makes such a name removes it. Where there are no modes (vfat), the file itself has such a name.
 
 linkat of a descriptor goes through /proc/self/fd, which needs no privilege; AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH.
 """
@@ -26,7 +27,7 @@ import tempfile
 from types import TracebackType
 
 from nobounce.errors import ArgumentError, FileError, named, named_errors
-from nobounce.scratch import FOLDER, NEW, NO_TMPFILE, lock, make_named, names, new_name, path_of, sweep
+from nobounce.scratch import FOLDER, NEW, NO_TMPFILE, lock, make_named, make_private, names, new_name, path_of
 
 _DESCRIPTOR = re.compile(r"/dev/std(?P<std>out|err)|/(?:dev|proc/self)/fd/(?P<fd>[0-9]{1,9})")
 _MOST_LINKS = 40
@@ -53,7 +54,8 @@ class OutFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = -1
-        self._folder = self._found = -1
+        self._folder = self._found = self._private_folder = -1
+        self._private_name = ""
         self._name = self._temporary = ""
         self._committed = self._in_place = self._private = False
         self._mode = 0
@@ -94,7 +96,8 @@ class OutFile:
         """Close it; what has not been committed is gone."""
         if self._temporary and not self._committed and self._is_ours(self._temporary):
             with contextlib.suppress(OSError):
-                os.unlink(self._temporary, dir_fd=self._folder)
+                os.unlink(self._temporary, dir_fd=self._beside())
+        self._drop_private_folder()
         for name in ("fd", "_folder", "_found"):
             fd = getattr(self, name)
             setattr(self, name, -1)
@@ -241,7 +244,22 @@ class OutFile:
                 return
             os.close(self.fd)  # no /proc: it could never be given a name
             self.fd = -1
-        self.fd, self._temporary = make_named(self._folder, mode)
+        self._make_private_folder()
+        self.fd, self._temporary = make_named(self._beside(), mode)
+
+    def _beside(self) -> int:
+        """The folder that holds the temporary name."""
+        return self._folder if self._private_folder < 0 else self._private_folder
+
+    def _make_private_folder(self) -> None:
+        self._private_folder, self._private_name = make_private(self._folder)
+
+    def _drop_private_folder(self) -> None:
+        if self._private_folder >= 0:
+            fd, self._private_folder = self._private_folder, -1
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.rmdir(self._private_name, dir_fd=self._folder)
 
     # ending
 
@@ -277,30 +295,29 @@ class OutFile:
         if not self._temporary:
             if self._old is None:
                 try:
-                    self._link(self._name)
+                    os.link(path_of(self.fd), self._name, dst_dir_fd=self._folder, follow_symlinks=True)
                     return
                 except FileExistsError:
                     pass  # made meanwhile: replaced, as any other
-            sweep(self._folder)
+            self._make_private_folder()
             self._temporary = new_name()
-            self._link(self._temporary)
+            os.link(path_of(self.fd), self._temporary, dst_dir_fd=self._beside(), follow_symlinks=True)
         if not self._is_ours(self._temporary):
             raise FileError.because(
                 self.path, errno.EBUSY, "another file took the place of the new one: nothing is replaced"
             )
-        os.rename(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        if not self._is_ours(self._name):
+        os.rename(self._temporary, self._name, src_dir_fd=self._beside(), dst_dir_fd=self._folder)
+        if self._private_folder >= 0:
+            self._drop_private_folder()
+        elif not names(self._folder, self._name, self.fd):
             raise FileError.because(
                 self.path,
                 errno.EBUSY,
                 "another process changed its folder: what has its name now is not the new file",
             )
 
-    def _link(self, name: str) -> None:
-        os.link(path_of(self.fd), name, dst_dir_fd=self._folder, follow_symlinks=True)
-
     def _is_ours(self, name: str) -> bool:
-        return self.fd >= 0 and names(self._folder, name, self.fd)
+        return self.fd >= 0 and names(self._beside(), name, self.fd)
 
     def _sync_folder(self) -> None:
         try:

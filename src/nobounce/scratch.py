@@ -66,23 +66,36 @@ def private_folder(parent: str) -> Iterator[str]:
     where = os.open(parent, FOLDER)
     fd, name = -1, ""
     try:
-        sweep(where)
-        for _ in range(10):
-            name = new_name()
-            os.mkdir(name, 0o700, dir_fd=where)
-            fd = _open_fresh(where, name)
-            if fd >= 0:
-                break
-        else:
+        fd, name = make_private(where)
+        if fd < 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         yield f"/proc/{os.getpid()}/fd/{fd}"
     finally:
         if fd >= 0:
             _empty(fd)
             os.close(fd)
-        with contextlib.suppress(OSError):
-            os.rmdir(name, dir_fd=where)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=where)
         os.close(where)
+
+
+def make_private(where: int) -> tuple[int, str]:
+    """(descriptor, name) of a new folder of this user alone, locked: no one else changes what its names mean. (-1, "") where there
+    is no such folder, as on file systems without modes. Raises OSError."""
+    sweep(where)
+    for _ in range(10):
+        name = new_name()
+        os.mkdir(name, 0o700, dir_fd=where)
+        fd = -1
+        try:
+            fd = _open_fresh(where, name)
+        finally:
+            if fd < 0:
+                with contextlib.suppress(OSError):
+                    os.rmdir(name, dir_fd=where)
+        if fd >= 0:
+            return fd, name
+    return -1, ""
 
 
 def _open_fresh(where: int, name: str) -> int:
