@@ -110,3 +110,68 @@ def zip_file(members: Iterable[tuple[str, bytes]], *, method: int = 0, align: in
         count += 1
     end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), len(out), 0)
     return out + directory + end
+
+
+class Call:
+    """Something that a pickle makes by calling `name` ("module.function") with `arguments`; without arguments, the name itself."""
+
+    def __init__(self, name: str, *arguments: Any, called: bool = True) -> None:
+        self.name, self.arguments, self.called = name, arguments, called
+
+
+def storage(kind: str, key: str, count: int, location: str = "cpu") -> Any:
+    """A storage as checkpoints name it: a persistent id."""
+    return Call("", "storage", Call(f"torch.{kind}Storage", called=False), key, location, count)
+
+
+def pickled(value: Any) -> bytes:
+    """`value` by protocol 2, as opcodes."""
+    return b"\x80\x02" + _opcodes(value) + b"."
+
+
+def _opcodes(value: Any) -> bytes:
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if isinstance(value, int):
+        if 0 <= value < 1 << 31:
+            return b"J" + struct.pack("<i", value)
+        return b"\x8a\x10" + value.to_bytes(16, "little", signed=True)
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, str):
+        return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+    if isinstance(value, tuple):
+        return b"(" + b"".join(map(_opcodes, value)) + b"t"
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_opcodes, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(_opcodes(k) + _opcodes(v) for k, v in value.items()) + b"u"
+    if not value.name:
+        return _opcodes(value.arguments) + b"Q"
+    module, _, name = value.name.rpartition(".")
+    named = f"c{module}\n{name}\n".encode()
+    return named + _opcodes(value.arguments) + b"R" if value.called else named
+
+
+def tensor(kept: Any, offset: Any = 0, shape: Any = (2,), strides: Any = (1,), *more: Any) -> Call:
+    """A tensor as torch has written it since 0.4."""
+    return Call(
+        "torch._utils._rebuild_tensor_v2",
+        kept,
+        offset,
+        shape,
+        strides,
+        False,
+        Call("collections.OrderedDict"),
+        *more,
+    )
+
+
+def checkpoint(
+    value: Any, storages: dict[str, bytes], *, byteorder: str = "little", root: str = "archive"
+) -> bytes:
+    """A checkpoint: `value`, or a whole pickle as bytes, and the bytes of each storage."""
+    raw = value if isinstance(value, bytes) else pickled(value)
+    members = [(f"{root}/data.pkl", raw), (f"{root}/byteorder", byteorder.encode())]
+    members += [(f"{root}/data/{key}", data) for key, data in storages.items()]
+    return zip_file([*members, (f"{root}/version", b"3\n")], align=64)

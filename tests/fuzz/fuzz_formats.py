@@ -21,6 +21,8 @@ from nobounce.formats.ggml import TYPES
 from nobounce.formats.reader import InMemory, read_model
 from nobounce.formats.tensorinfo import Header
 
+Hurt = Callable[[bytes], bytes]
+
 NUMBERS = [
     0,
     1,
@@ -65,7 +67,7 @@ def _plain(kind: str, rng: random.Random) -> object:
     return {"bool": True, "f32": 0.5, "f64": 0.25, "u8": 200}.get(kind, 7)
 
 
-def gguf(rng: random.Random) -> bytes:
+def gguf(rng: random.Random, hurt: Hurt = bytes) -> bytes:
     """A right GGUF file."""
     order = rng.choice("<<<>")
     keys = {f"k{n}": _gguf_value(rng) for n in range(rng.choice([0, 1, 3, 8]))}
@@ -87,7 +89,7 @@ def gguf(rng: random.Random) -> bytes:
     )
 
 
-def npy(rng: random.Random) -> bytes:
+def npy(rng: random.Random, hurt: Hurt = bytes) -> bytes:
     """A right .npy file."""
     kind, size = rng.choice([("f4", 4), ("i1", 1), ("u2", 2), ("f8", 8), ("c16", 16), ("b1", 1), ("c8", 8)])
     shape = [rng.randrange(4) for _ in range(rng.randrange(4))]
@@ -99,16 +101,63 @@ def npy(rng: random.Random) -> bytes:
     return made.npy_file(order + kind, text, bytes(count), fortran=fortran, version=rng.choice([1, 2, 3]))
 
 
-def npz(rng: random.Random) -> bytes:
+def npz(rng: random.Random, hurt: Hurt = bytes) -> bytes:
     """A right .npz file."""
-    members = [(f"{rng.choice(NAMES)}{n}.npy", npy(rng)) for n in range(1 + rng.randrange(4))]
+    members = [(f"{rng.choice(NAMES)}{n}.npy", hurt(npy(rng))) for n in range(1 + rng.randrange(4))]
     if rng.random() < 0.2:
         members.append(("notes.txt", b"x"))
     return made.zip_file(members)
 
 
-MAKERS: dict[str, Callable[[random.Random], bytes]] = {"gguf": gguf, "npy": npy, "npz": npz}
-"""A maker of right files for each reader."""
+def _nested(rng: random.Random, tensors: list[object], depth: int = 0) -> object:
+    value = rng.choice([*tensors, 3, "text", None, 0.5, True])
+    if depth > 2 or (depth and rng.random() < 0.5):
+        return value
+    if rng.random() < 0.3:
+        return [_nested(rng, tensors, depth + 1) for _ in range(rng.randrange(4))]
+    keys = [rng.choice(NAMES) + str(n) if rng.random() < 0.9 else n for n in range(rng.randrange(5))]
+    return {key: _nested(rng, tensors, depth + 1) for key in keys}
+
+
+def checkpoint(rng: random.Random, hurt: Hurt = bytes) -> bytes:
+    """A right PyTorch checkpoint."""
+    storages: dict[str, bytes] = {}
+    tensors: list[object] = []
+    for number in range(1 + rng.randrange(4)):
+        kind, size = rng.choice(
+            [("Float", 4), ("Half", 2), ("Byte", 1), ("ComplexDouble", 16), ("Bool", 1), ("Long", 8)]
+        )
+        count = rng.choice([0, 1, 6, 24])
+        storages[str(number)] = bytes(count * size)
+        kept = made.storage(kind, str(number), count, rng.choice(["cpu", "cuda:0"]))
+        for _ in range(rng.randrange(3)):
+            shape, strides, offset = rng.choice(
+                [
+                    ((count,), (1,), 0),
+                    ((count // 2, 2), (2, 1), 0),
+                    ((2, count // 2), (1, 2), 0),
+                    ((3, 0), (1, 1), 0),
+                ]
+                + ([((), (), count - 1), ((5,), (0,), 0)] if count else [])
+            )
+            tensor = made.tensor(kept, offset, shape, strides)
+            if rng.random() < 0.2:
+                tensor = made.Call(
+                    "torch._utils._rebuild_parameter", tensor, True, made.Call("collections.OrderedDict")
+                )
+            tensors.append(tensor)
+    return made.checkpoint(
+        hurt(made.pickled(_nested(rng, tensors))), storages, byteorder=rng.choice(["little", "little", "big"])
+    )
+
+
+MAKERS: dict[str, Callable[..., bytes]] = {
+    "gguf": gguf,
+    "npy": npy,
+    "npz": npz,
+    "checkpoint": checkpoint,
+}
+"""A maker of right files for each reader; `hurt` damages what lies inside an archive."""
 
 
 def damage(raw: bytes, rng: random.Random) -> bytes:
@@ -192,7 +241,10 @@ def judge(raw: bytes) -> str | None:
 
 def one(kind: str, rng: random.Random) -> tuple[bytes, str | None]:
     """One input of a format and what is wrong with its treatment, or None."""
-    raw = damage(MAKERS[kind](rng), rng)
+    if kind in ("npz", "checkpoint") and rng.random() < 0.6:
+        raw = MAKERS[kind](rng, lambda inner: damage(inner, rng))
+    else:
+        raw = damage(MAKERS[kind](rng), rng)
     if raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") < len(raw):
         return raw, None  # safetensors by accident, which has a fuzzer of its own
     return raw, judge(raw)

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import gc
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from nobounce.facts.pagecache import counted, estimate, residency
 from nobounce.formats.columns import PART
 from nobounce.formats.fresh import get_ready, read_fresh
 from nobounce.formats.index import ModelFiles, resolve, verify_index
+from nobounce.formats.nocollect import no_collection
 from nobounce.formats.placement import Placement, check_align, place
 from nobounce.formats.populate import MIN_NBYTES, Populate, populate_ahead
 from nobounce.formats.reader import Descriptor, read_model
@@ -328,7 +328,7 @@ def _hand_out(
     details = header.details
     breathe = buffer.device._runtime.scheduler.sleep
     places, lead = iter(spot.offsets or ()), spot.lead
-    with _no_collection():
+    with no_collection():
         for rows in _parts(header):
             for name, dtype, shape, start, end in rows:
                 offset = lead + start if spot.offsets is None else next(places)
@@ -346,15 +346,3 @@ def _parts(header: Header) -> Iterator[Rows]:
     infos = iter(header.tensors.values())
     while rows := [(i.name, i.dtype, i.shape, i.start, i.end) for i in itertools.islice(infos, PART)]:
         yield rows
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Thousands of new objects, none of them garbage: a collector beside an imported torch would cost more than the work."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

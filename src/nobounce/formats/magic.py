@@ -16,12 +16,15 @@ HEAD = 512
 AGAIN = "download the file again"
 _UNPACK = "unpack it and name the file inside"
 _CONVERT = (
-    "nobounce reads safetensors: convert it with "
-    "safetensors.torch.save_file(torch.load(OLD, weights_only=True, map_location='cpu'), NEW)"
+    "nobounce reads the zip archives that torch.save writes since 1.6: "
+    "torch.save(torch.load(OLD, weights_only=True, map_location='cpu'), NEW)"
 )
 _LFS = re.compile(rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/")
 _LFS_SIZE = re.compile(rb"\nsize ([0-9]{1,19})\n")
 _PAGE = re.compile(rb"\s*<(?:!doctype|html|head|body|\?xml|!--|error)", re.IGNORECASE)
+_TORCH = re.compile(
+    rb"[^/]*/(data\.pkl|constants\.pkl|version|byteorder|archive_format|\.\w+|(data|code|extra)/.*)"
+)
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _JSON = re.compile(rb"\s*[{\[]\s*[\"{\[}\]]")
 _STARTS = (
@@ -50,6 +53,11 @@ def is_npz(head: bytes) -> bool:
     return first_member(head).endswith(b".npy") or head.startswith(b"PK\5\6")
 
 
+def is_checkpoint(head: bytes) -> bool:
+    """Whether it is a zip archive by PyTorch."""
+    return _TORCH.match(first_member(head)) is not None
+
+
 def first_member(head: bytes) -> bytes:
     """The name of the first file of a zip archive; b"" where it is none, or the name is longer than `head`."""
     if not head.startswith(b"PK\3\4"):
@@ -69,8 +77,6 @@ def what_it_is(head: bytes) -> str | None:
     if _PAGE.match(head):
         return f"this is a web page or a server's error, not the file: {AGAIN}, logged in where it needs that"
     if head.startswith((b"PK\3\4", b"PK\5\6")):
-        if b"/data.pkl" in head or b"/byteorder" in head or b"/version" in head:
-            return f"this is a PyTorch checkpoint (a zip archive with a pickle): {_CONVERT}"
         return f"this is a zip archive: {_UNPACK}"
     if _PICKLE.match(head):
         return f"this is a pickle, as older PyTorch checkpoints are: {_CONVERT}"

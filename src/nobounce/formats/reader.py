@@ -19,6 +19,7 @@ from nobounce.errors import FormatError
 from nobounce.facts.filtered import UNSUPPORTED
 from nobounce.formats import magic
 from nobounce.formats.header import HEADER_LIMIT, open_regular, read_header
+from nobounce.formats.nocollect import no_collection
 from nobounce.formats.tensorinfo import Header
 
 Announce = Callable[[int], None]
@@ -220,7 +221,9 @@ class Format:
 
     def read(self, source: Source, path: str, file_nbytes: int) -> Header:
         """Read and check the header."""
-        header: Header = import_module(f"nobounce.formats.{self.reader}").read(source, path, file_nbytes)
+        reader = import_module(f"nobounce.formats.{self.reader}")
+        with no_collection():
+            header: Header = reader.read(source, path, file_nbytes)
         return header
 
 
@@ -228,6 +231,7 @@ FORMATS: tuple[Format, ...] = (
     Format("GGUF", magic.is_gguf, "gguf"),
     Format("npy", magic.is_npy, "npy"),
     Format("npz", magic.is_npz, "npz"),
+    Format("PyTorch checkpoint", magic.is_checkpoint, "checkpoint"),
 )
 """Every format with a signature. safetensors has none: it is what a file is taken for that begins like no other."""
 

@@ -74,10 +74,13 @@ class Archive:
             )
         _, disk, first_disk, here, count, nbytes, offset, _ = _END.unpack_from(tail, at)
         end = begin + at
-        if _FULL16 in (here, count) or _FULL32 in (nbytes, offset):
-            end, disk, first_disk, here, count, nbytes, offset = self._end64(end) or (
-                end, disk, first_disk, here, count, nbytes, offset
-            )  # fmt: skip
+        larger = self._end64(end)  # torch writes one for small archives too
+        if larger is not None:
+            plain = disk, first_disk, here, count, nbytes, offset
+            end, *fields = larger
+            if any(a not in (b, _FULL16, _FULL32) for a, b in zip(plain, fields, strict=True)):
+                raise self.bad("the two ends of the archive contradict each other", offset=end)
+            disk, first_disk, here, count, nbytes, offset = fields
         if disk or first_disk or here != count:
             raise self.bad("an archive in several parts; join them", offset=end)
         if offset + nbytes != end:
@@ -92,7 +95,7 @@ class Archive:
             )
         return offset, nbytes, count
 
-    def _end64(self, end: int) -> tuple[int, int, int, int, int, int, int] | None:
+    def _end64(self, end: int) -> tuple[int, ...] | None:
         """The same fields from the larger record of an archive that needs one, and where that begins; None where there is none."""
         if end < _END64_AT.size:
             return None
