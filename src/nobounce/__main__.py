@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from nobounce.cli import early
 
 
 def main() -> None:
     """Run the command line. Loading it takes a while: Ctrl-C may come before it can see to that itself."""
-    try:
-        from nobounce.cli.main import main as command_line
-    except KeyboardInterrupt:
-        exec("")  # as ending.settle, which may not be loaded yet
-        sys.stderr.write("nobounce: interrupted\n")
-        sys.exit(130)
+    early.begin()
+    from nobounce.cli.main import main as command_line
+
     command_line()
 
 

@@ -27,6 +27,18 @@ PAGE, NBYTES = 4096, 4 << 20
 Call = Callable[[Path, nobounce.Device], object]
 
 
+BEGUN = """
+import sys
+sys.argv[0] = "nobounce"
+from nobounce.cli import early
+early.begin()
+print("begun", flush=True)
+from nobounce.__main__ import main
+main()
+"""
+"""The command, saying when it has begun: before that an interrupt is the interpreter's to answer."""
+
+
 def read(path: Path, on: nobounce.Device) -> None:
     with nobounce.open(path) as f, on.allocate(NBYTES) as buffer:
         assert f.read(buffer).nbytes == NBYTES
@@ -98,7 +110,7 @@ def test_an_interrupted_command_ends_by_130_or_with_its_work(model: Path, tmp_pa
         "roundtrip": [str(tmp_path / "a"), str(tmp_path / "b"), "--device", "cpu", "--overwrite"],
         "report": [str(trace), "-o", str(tmp_path / "report.html")],
     }[verb]
-    command = [sys.executable, "-m", "nobounce", verb, *arguments]
+    command = [sys.executable, "-c", BEGUN, verb, *arguments]
     if verb == "report":
         environment = {**os.environ, "NOBOUNCE_TRACE": str(trace)}
         subprocess.run(
@@ -117,7 +129,9 @@ def test_an_interrupted_command_ends_by_130_or_with_its_work(model: Path, tmp_pa
     chosen = random.Random(verb)
     for _ in range(cases(250, 2)):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-            time.sleep(chosen.uniform(0.3, 1.1) * seconds)  # before that it is not ours to answer
+            assert child.stdout is not None
+            assert child.stdout.readline() == "begun\n"
+            time.sleep(chosen.uniform(0, 1.1) * seconds)
             child.send_signal(signal.SIGINT)
             _, told = child.communicate(timeout=100)
         assert (child.returncode, told) in [

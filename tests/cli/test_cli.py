@@ -652,9 +652,10 @@ def test_under_nohup_a_hangup_ends_nothing(tmp_path: Path) -> None:
 )
 def test_ctrl_c_before_a_verb_has_begun_is_one_line_and_130(where: str) -> None:
     code = f"""
-import runpy, sys
+import os, runpy, signal, sys, time
 def interrupt(*_, **__):
-    raise KeyboardInterrupt
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(9)
 class Loading:
     def __init__(self, name):
         self.name = name

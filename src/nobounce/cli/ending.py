@@ -14,9 +14,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from nobounce.cli import early
 
 SIGNALS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
@@ -26,6 +28,7 @@ SIGNALS: dict[signal.Signals, Any] = {
 """Each with the handler that is replaced; another one, or the SIG_IGN of nohup, stays."""
 GRACE_SECONDS = 5.0
 """So long the tidying up may take: no second signal ends it before, and nothing goes on after."""
+_MOMENT = 0.002
 TOLD_SECONDS = 0.25
 """When the one line is said at the latest."""
 
@@ -60,6 +63,8 @@ class _Watch:
         self.title = "nobounce"
         self.first: float | None = None
         """When the command was asked to end."""
+        self.asked: Ended | None = None
+        """What it was asked by; it may have come out as another error, or been lost."""
         self.answered = 0
         """Signals that were no request to end after all."""
         self._told = threading.Lock()
@@ -72,7 +77,8 @@ class _Watch:
         """The handler of the signals."""
         if self.first is None:
             self.first = time.monotonic()
-            raise Ended(number)
+            self.asked = Ended(number)
+            raise self.asked
         if time.monotonic() - self.first > GRACE_SECONDS + 1:  # there was no thread left for a watch
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -143,6 +149,11 @@ def tell(asked: KeyboardInterrupt) -> None:
     _watch.tell(asked)
 
 
+def asked() -> KeyboardInterrupt | None:
+    """What the command was asked to end by, and was not answered."""
+    return _watch.asked
+
+
 def settle() -> None:
     """Have the process end with the exit code that it is given.
 
@@ -154,7 +165,7 @@ def settle() -> None:
 
 def resume() -> None:
     """The signal was an answer to something, and the command goes on."""
-    _watch.first = None
+    _watch.first = _watch.asked = None
     _watch.answered += 1
 
 
@@ -168,9 +179,10 @@ def orderly() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    mine = [number for number, usual in SIGNALS.items() if signal.getsignal(number) == usual]
+    mine = [number for number, usual in SIGNALS.items() if signal.getsignal(number) in (usual, early.end)]
     watch = _watch = _Watch()
     watch.start()
+    before, sys.unraisablehook = sys.unraisablehook, _again(sys.unraisablehook, watch)
     for number in mine:
         signal.signal(number, watch.end)
     try:
@@ -178,4 +190,27 @@ def orderly() -> Iterator[None]:
     finally:
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
+        sys.unraisablehook = before
         watch.stop()
+
+
+def _again(hook: Callable[[Any], object], watch: _Watch) -> Callable[[Any], None]:
+    """A hook for exceptions that cannot come out, as in `__del__`: an interrupt among them is raised once more, a moment later."""
+
+    def call(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, Ended) or watch.asked is None:
+            hook(unraisable)
+            return
+        number = watch.asked.number
+        watch.first = watch.asked = None
+
+        def later() -> None:
+            time.sleep(_MOMENT)
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+        with suppress(RuntimeError, MemoryError):  # no thread: the watch ends the process in a while
+            threading.Thread(target=later, name="nobounce-ending", daemon=True).start()
+            return
+        watch.asked = Ended(number)
+
+    return call

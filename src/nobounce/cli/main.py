@@ -73,13 +73,18 @@ def main() -> None:
     if sys.argv[0].endswith(("__main__.py", "cli/main.py")):
         sys.argv[0] = "nobounce"  # what reports and traces then call it
     children.spare_threads()
-    code = 0
+    code, asked = 0, None
     try:
         with ending.orderly():
             code = _run()
-    except KeyboardInterrupt as e:  # before a verb has begun, or behind its end
-        ending.tell(e)
-        code = ending.code(e)
+    except BaseException as e:  # before a verb has begun, or behind its end
+        asked = e if isinstance(e, KeyboardInterrupt) else ending.asked()
+        if asked is None:
+            raise
+    asked = asked or (None if code else ending.asked())
+    if asked is not None:
+        ending.tell(asked)
+        code = ending.code(asked)
     ending.settle()
     sys.exit(code)
 

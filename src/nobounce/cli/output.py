@@ -109,12 +109,18 @@ def run(
     ending.begin(verb)
     try:
         code = action()
-    except (NobounceError, OSError, MemoryError) as e:
-        tell(verb, _ours(e), as_json, results)
-        code = USAGE if isinstance(e, ArgumentError | ConfigError) else failed
     except KeyboardInterrupt as e:
         ending.tell(e)
         return ending.code(e)
+    except Exception as e:
+        asked = ending.asked()
+        if asked is not None:  # raised inside an import, for one, an interrupt comes out as another error
+            ending.tell(asked)
+            return ending.code(asked)
+        if not isinstance(e, NobounceError | OSError | MemoryError):
+            raise
+        tell(verb, _ours(e), as_json, results)
+        code = USAGE if isinstance(e, ArgumentError | ConfigError) else failed
     return checked(verb, code, results, failed)
 
 
