@@ -293,6 +293,7 @@ for _name in (
     "prometheus_client",
     "safetensors",
     "selenium",
+    "libcst",
     "torch",
     "typer",
 ):
@@ -310,6 +311,7 @@ def _demo_model() -> str:
 
 CAPABILITIES["cuda-bindings"] = _package("cuda.bindings")
 CAPABILITIES["rocm-bindings"] = _package("rocm.bindings")
+CAPABILITIES["rocm-bindings-systems"] = _package("rocm.bindings.hipfile")
 
 
 def _cuda_devices(at_least: int) -> str:

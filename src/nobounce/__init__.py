@@ -56,7 +56,7 @@ _NAMES = {
 }
 """Every public name but the version, under the module it lives in, loaded at first use (PEP 562)."""
 
-_MODULES = ("errors", "hipfile", "testing")
+_MODULES = ("errors", "hip", "hipfile", "testing")
 """Public modules, loaded at first use too."""
 
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -65,6 +65,7 @@ __all__ = sorted(["__version__", *_HOME])
 
 if TYPE_CHECKING:
     from nobounce import errors as errors
+    from nobounce import hip as hip
     from nobounce import hipfile as hipfile
     from nobounce import testing as testing
     from nobounce.buffer import Buffer as Buffer

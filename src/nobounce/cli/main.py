@@ -15,6 +15,7 @@ from nobounce.cli import (
     cp,
     ending,
     explain,
+    hipify,
     inspect,
     load,
     report,
@@ -43,6 +44,7 @@ app.command("check", cls=Verb)(check.command)
 app.command("compare", cls=Verb)(compare.command)
 app.command("config", cls=Verb)(config.command)
 app.command("cp", cls=Verb)(cp.command)
+app.command("hipify", cls=Verb)(hipify.command)
 app.command("roundtrip", cls=Verb)(roundtrip.command)
 app.command("report", cls=Verb)(report.command)
 app.command("stats", cls=ProgramVerb)(stats.command)

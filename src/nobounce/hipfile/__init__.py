@@ -17,6 +17,7 @@ from nobounce.hipfile.bindings import (
     FileHandle,
     HipFileException,
     Stream,
+    check,
     supports_async,
 )
 from nobounce.hipfile.buffers import buf_deregister, buf_register
@@ -145,6 +146,7 @@ __all__ = [
     "batch_io_submit",
     "buf_deregister",
     "buf_register",
+    "check",
     "dispatch_table",
     "driver_close",
     "driver_get_properties",

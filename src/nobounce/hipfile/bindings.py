@@ -40,6 +40,25 @@ def _check(error: Error) -> None:
         raise HipFileException(error.err, error.hip_drv_err if is_hip_drv_err(error) else 0)
 
 
+def check(result: Any) -> Any:
+    """The value of a call of this module: raises where the call failed, and takes the status off what is returned with one.
+
+    For programs written for bindings that raise, cuFile's for one: `check(hipfile.read(...))` is the count. Raises HipFileException, and
+    OSError with `last_errno()` for -1.
+    """
+    if isinstance(result, Error):
+        _check(result)
+        return None
+    if isinstance(result, tuple) and result and isinstance(result[0], Error):
+        _check(result[0])
+        return result[1] if len(result) == 2 else result[1:]
+    if isinstance(result, int) and not isinstance(result, bool) and result < 0:
+        if result == -1:
+            raise OSError(last_errno(), os.strerror(last_errno()))
+        raise HipFileException(-result)
+    return result
+
+
 def get_version() -> tuple[int, int, int]:
     """(major, minor, patch) of the hipFile API."""
     error, version = driver.get_version()
