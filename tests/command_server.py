@@ -147,8 +147,8 @@ def _become(request: dict[str, Any], captured: Sequence[IO[bytes]], told: IO[byt
     for fd, kind, file in zip((1, 2), request["streams"], captured, strict=True):
         _stream(fd, kind, file)
     sys.argv = ["nobounce", *request["arguments"]]
-    calls = failing_calls.install(*(request["fail"] or ("", 0, 0)))
     saved = fcntl.fcntl(told.fileno(), fcntl.F_DUPFD_CLOEXEC, 100)  # the file itself is closed by then
+    calls = failing_calls.install(*(request["fail"] or ("", 0, 0)))
     atexit.register(lambda: calls.save(saved))
     from nobounce.__main__ import main
 

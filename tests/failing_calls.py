@@ -7,6 +7,7 @@ does: the descriptor is closed all the same.
 from __future__ import annotations
 
 import builtins
+import fcntl
 import functools
 import io
 import json
@@ -80,7 +81,7 @@ OS_CALLS = (
         "kill",
         "getcwd",
     ),
-    *("setxattr", "listxattr", "utime", "splice", "waitpid"),
+    *("setxattr", "listxattr", "removexattr", "utime", "splice", "waitpid"),
 )
 _OF_FILES = {"close", "read"}
 """Calls that fail for files alone: those on a process's own pipes do not."""
@@ -157,6 +158,8 @@ def install(kind: str = "", number: int = 0, code: int = 0) -> Calls:
                 group.add(getattr(os, name))
     for name in SOCKET_CALLS:
         setattr(socket.socket, name, counted(f"socket.{name}", getattr(socket.socket, name)))
+    for name in ("flock", "fcntl"):
+        setattr(fcntl, name, counted(f"fcntl.{name}", getattr(fcntl, name)))
     subprocess._fork_exec = counted("fork", subprocess._fork_exec)  # type: ignore[attr-defined]
     mmap.mmap = _mapping(calls)  # type: ignore[misc]
     builtins.open = io.open = _opener(calls)  # type: ignore[assignment]

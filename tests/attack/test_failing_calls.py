@@ -40,7 +40,13 @@ ERRNOS = (
 )
 REMOVING = {"unlink", "remove", "rmdir", "scandir", "listdir", "lstat", "open", "stat", "fstat", "close"}
 """Calls without which a temporary folder cannot be removed: what they leave behind is theirs."""
-NOTES = ("nobounce trace: ", "nobounce check: ", "nobounce topology: wrote ", "note: ")
+NOTES = (
+    "nobounce trace: ",
+    "nobounce check: ",
+    "nobounce topology: wrote ",
+    "nobounce stats: no process used nobounce",
+    "note: ",
+)
 """Lines on stderr that are no error, beside the one that is."""
 
 

@@ -196,7 +196,8 @@ class _MountTable:
 
     def _close(self) -> None:
         if self._ours():
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # the descriptor is gone all the same
+                os.close(self._fd)
         self._fd = self._owner = -1
 
     def _ours(self) -> bool:

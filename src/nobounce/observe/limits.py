@@ -80,7 +80,10 @@ class _Direct:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
-            close(self.fd)
+            try:
+                close(self.fd)
+            except OSError:
+                return  # the descriptor is gone all the same
 
 
 def _disk(
