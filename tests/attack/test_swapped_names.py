@@ -144,6 +144,8 @@ def test_links_at_every_name_that_can_be_guessed(tmp_path: Path) -> None:
             "stats.txt": ["stats", "-o"],
             "topology.svg": ["topology", "--svg"],
             "capture.tar": ["check", "--capture"],
+            "seeded.bin": ["roundtrip", shared / "written", "--overwrite", "--device", "cpu"],
+            "written.bin": ["roundtrip", shared / "seeded", "--overwrite", "--device", "cpu"],
         }
         for name, words in outputs.items():
             link = shared / name
@@ -151,6 +153,8 @@ def test_links_at_every_name_that_can_be_guessed(tmp_path: Path) -> None:
             os.chown(link, 65534, 65534, follow_symlinks=False)
             if words[0] in ("stats", "trace"):
                 words = [words[0], "-o", link, "--", sys.executable, "-c", "0"]
+            elif name == "seeded.bin":
+                words = [words[0], link, *words[1:]]
             else:
                 words = [*words, link]
             done = run("O_TMPFILE", *words)
@@ -162,6 +166,8 @@ def test_links_at_every_name_that_can_be_guessed(tmp_path: Path) -> None:
             assert untouched(victim), name
             assert link.is_symlink()
             link.unlink()
+            for made in ("seeded", "written"):
+                (shared / made).unlink(missing_ok=True)
         for kind in ("symbolic", "hard"):
             (shared / "NAME.1.json").unlink(missing_ok=True)
             if kind == "hard":

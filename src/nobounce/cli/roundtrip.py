@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nobounce import outfile
 from nobounce.cli.options import DeviceName, Json, Require, RequireOption, parse_size
 from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, progress, run, say
 from nobounce.errors import ArgumentError, counted, named_errors, printable
@@ -85,11 +86,10 @@ def _powers(count: int) -> Any:
 def seed(path: str, nbytes: int) -> None:
     """Write the pattern: byte i is i & 0xFF."""
     block = bytes(range(256)) * 4096
-    with named_errors(path, "seed"), open(path, "wb") as f:
+    with outfile.create(path) as out:
         for start in range(0, nbytes, len(block)):
-            f.write(block[: min(len(block), nbytes - start)])
-        f.flush()
-        os.fsync(f.fileno())
+            out.write(block[: min(len(block), nbytes - start)])
+        out.commit(durable=True)
 
 
 def check_untouched(path: str, what: str) -> None:
@@ -101,13 +101,14 @@ def check_untouched(path: str, what: str) -> None:
 
 
 def check_room(paths: Sequence[str], nbytes: int) -> None:
-    """Raise ArgumentError where the disks of `paths` have no room for `nbytes` in each; what the files hold now counts as free."""
+    """Raise ArgumentError where the disks of `paths` have no room for `nbytes` in each, beside what the files hold until they are
+    replaced."""
     need: Counter[int] = Counter()
     for path in paths:
         folder = os.path.dirname(os.path.realpath(path))
         with named_errors(path, "write"):
             disk = os.stat(folder).st_dev
-            need[disk] += nbytes - (os.path.getsize(path) if os.path.exists(path) else 0)
+            need[disk] += nbytes
             if need[disk] > shutil.disk_usage(folder).free:
                 raise ArgumentError(
                     f"{printable(folder)} has no room for {need[disk]} bytes: choose a smaller --slice or fewer --streams"
@@ -149,6 +150,7 @@ def transfer_all(
 ) -> tuple[list[str], list[Receipt]]:
     """Read each slice on its stream, write it back on the same one; returns what was wrong and every receipt."""
     from nobounce.errors import NobounceError
+    from nobounce.io.file import File
     from nobounce.io.file import open as open_file
 
     nbytes = os.path.getsize(read_path)
@@ -157,7 +159,8 @@ def transfer_all(
     receipts: list[Receipt] = []
     with (
         open_file(read_path) as source,
-        open_file(write_path, "r+" if os.path.exists(write_path) else "w+") as target,
+        outfile.create(write_path) as out,
+        File(os.dup(out.fd), write_path) as target,
         lanes(device, streams, slice_nbytes, flags) as made,
         contextlib.ExitStack() as undone,
         progress(2 * nbytes, "roundtrip") as advance,
@@ -198,6 +201,7 @@ def transfer_all(
             settle()
         for lane in made:
             lane.stream.sync()
+        out.commit()
     return wrong, receipts
 
 
