@@ -80,8 +80,15 @@ INCLUDES = {
     "cuda.h": "hip/hip_runtime.h",
 }
 _LOOKS = re.compile(
-    r"cuda[A-Z_]\w*|cuFile\w+|cufile[A-Z]\w*|CUfile\w+|CUFile\w+|CU_FILE_\w+|CUFILE\w+|cu[A-Z][a-z]\w*|CU(?:stream|event|device|context|function|module|result|deviceptr)\w*|CUDA_SUCCESS|CUDA_ERROR_\w+"
+    r"cuda[A-Z][a-z]\w*|cuFile[A-Z][a-z]\w*|C[Uu]file\w+_t|CUFile\w+_t|CU_FILE_[A-Z]\w*|CUFILE_[A-Z]\w*|cu(?!File)[A-Z][a-z]\w*"
+    r"|CU(?:stream|event|device|context|function|module|result|deviceptr)|CUDA_SUCCESS|CUDA_ERROR_\w+"
 )
+"""The style of the names of CUDA and cuFile; `cudaAPI` and `cuda_try` are programs' own."""
+_HEADERS = re.compile(
+    r"(?:cuda|cufile|nvml|nvToolsExt|nccl|cu(?:blas|fft|rand|sparse|solver|dnn|tensor))[^/]*$|(?:cuda|cub|thrust|nvtx3|cooperative_groups)/|cooperative_groups\.h$",
+    re.IGNORECASE,
+)
+"""Headers of NVIDIA's, by name or folder."""
 _DRIVER = re.compile(r"cu[A-Z]|CU[a-z]|CUDA_")
 _LIBRARIES = re.compile(r"cu(?:blas|fft|rand|sparse|solver|dnn|tensor)", re.IGNORECASE)
 
@@ -199,14 +206,9 @@ class _Source:
         self._out.left.append(Left(self._lines.line(token.start), token.text, reason))
 
     def _include(self, token: Token) -> None:
-        name = token.text.rpartition("/")[2]
         if token.text in INCLUDES:
             self._change(token, INCLUDES[token.text], f"#include {token.text}")
-        elif (
-            _LIBRARIES.match(name)
-            or name.startswith(("cuda", "cufile", "nvml", "nvtx", "nccl"))
-            or token.text.startswith(("cub/", "thrust/"))
-        ):
+        elif _HEADERS.match(token.text):
             self._leave(token, "this header is not in the table")
 
     def _name(self, i: int, token: Token) -> None:

@@ -87,6 +87,10 @@ class Flow:
                     self._hand_out(node.value, node)
             case cst.Del() | cst.Import() | cst.ImportFrom():
                 pass
+            case cst.Match():
+                use(self._value(node.subject), Use("other", node.subject, "a match statement"))
+                for case in node.cases:
+                    self._statement(case)
             case cst.ExceptHandler():
                 if node.type is not None:
                     self._value(node.type)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import libcst as cst
 
+from nobounce.errors import InternalError
 from nobounce.hipify import cufile, cufilepy, gds, kvikio, runtime
 from nobounce.hipify.cufile_names import CALLS as CUFILE_CALLS
 from nobounce.hipify.cufile_names import DESCR, ENUMS
@@ -50,6 +52,7 @@ class _Conversion:
             statements = STATEMENTS | (HIP_STATEMENTS if self._target == "hip" else {})
             Imports(source, LIBRARIES, self._references, out, statements).rewrite()
         text = apply(source.text, out.edits)
+        _check(text)
         return Converted(text, out.counts, sorted(set(self._left)), sorted(set(out.notes)))
 
     def _propose(self) -> None:
@@ -108,6 +111,7 @@ class _Conversion:
         gone = {id(n) for n in self._out.claimed}
         if any(m.dotted in classes and id(n) not in gone for n, m in self._references):
             return
+        dropped: Counter[int] = Counter()
         for node, meaning in self._references:
             call = self._source.parent(node)
             if meaning.dotted not in needless or meaning.rebound or not isinstance(call, cst.Call):
@@ -117,7 +121,9 @@ class _Conversion:
             if all(is_plain(a.value) or is_getter(a.value) for a in call.args):
                 statement = self._source.parent(call)
                 if statement is not None:
-                    self._out.edits.append(self._source.without(statement))
+                    block = self._source.block(statement)
+                    dropped[id(block)] += 1
+                    self._out.edits.append(self._source.without(statement, dropped[id(block)]))
                     self._out.claimed.append(node)
                     self._out.counts[meaning.dotted] += 1
 
@@ -242,6 +248,16 @@ _HIP_REASONS = {
     "cuda.bindings.driver": runtime.REASONS["cuda.bindings.driver"],
     **_TOGETHER,
 }
+
+
+def _check(text: str) -> None:
+    """A mistake of the rules is no reason to write a source that does not parse."""
+    try:
+        cst.parse_module(text)
+    except cst.ParserSyntaxError as e:
+        raise InternalError(
+            f"what it would become has a syntax error in line {e.raw_line}; it stays as it is"
+        ) from None
 
 
 def _reason(dotted: str, tables: Sequence[dict[str, str]]) -> str:

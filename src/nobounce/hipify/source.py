@@ -91,12 +91,12 @@ class Source:
         kinds = cst.IndentedBlock | cst.Module | cst.SimpleStatementSuite
         return next((a for a in self.ancestors(node) if isinstance(a, kinds)), None)
 
-    def without(self, node: cst.CSTNode) -> Edit:
-        """Take a small statement away: with its line, if it is alone there and not in its block."""
+    def without(self, node: cst.CSTNode, which: int = 1) -> Edit:
+        """Take a small statement away, the `which`-th of its block: with its line, if it is alone there and others stay in the block."""
         line = self.parent(node)
         start, end = self.span(node)
         alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-        if alone and len(getattr(self.block(node), "body", ())) > 1 and self.indent(start) is not None:
+        if alone and len(getattr(self.block(node), "body", ())) > which and self.indent(start) is not None:
             return self.whole_line(start, end)
         return Edit(start, end, "pass")
 

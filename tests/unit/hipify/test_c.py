@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nobounce.hipify.c import TABLE, convert_c
 from nobounce.hipify.tokens import tokens
+from scale import cases
 
 
 def after(text: str) -> str:
@@ -48,8 +49,9 @@ def test_rewrites(old: str, new: str) -> None:
         's = R"x(cudaMalloc )" cudaFree )x";',
         "x.cudaMalloc = 1; y->cudaFree(2); mine::cudaFree(3); T<int>::cudaFree(4);",
         "mycudaMalloc(cudaMallocX); err.cu_err = 1;",
-        "#include <my/cufile.hpp>\n#include <vector>\n",
+        '#include "my/cufile.hpp"\n#include <vector>\n',
         "int x = cudaFreeze + cublasLike;",
+        "cudaAPI::instance(); cuda_try(x); cuFileAPI(3); CUfileWrapper w; class CUFileThing t;",
         "",
         "'unfinished\n\"unfinished\n/* unfinished",
     ],
@@ -100,6 +102,7 @@ PIECES = st.sampled_from(
 )
 
 
+@settings(max_examples=cases(2000, 50))
 @given(st.lists(PIECES | st.text(max_size=3), max_size=20))
 def test_every_character_belongs_to_one_token_and_a_second_run_changes_nothing(pieces: list[str]) -> None:
     text = "".join(pieces)

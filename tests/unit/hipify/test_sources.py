@@ -6,11 +6,12 @@ import codecs
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nobounce.errors import FormatError, UnavailableError
 from nobounce.hipify.convert import convert, language_of
+from scale import cases
 
 PROGRAM = "import kvikio\nf = kvikio.CuFile('é')\nf.read(a, 1)\n"
 DONE = "import nobounce\nf = nobounce.open('é')\nf.read(a, nbytes=1)\n"
@@ -96,6 +97,7 @@ LINES = st.sampled_from(
 )
 
 
+@settings(max_examples=cases(500, 20))
 @given(st.lists(LINES, max_size=8), st.booleans())
 def test_what_is_not_rewritten_is_the_same_byte_for_byte(lines: list[str], mark: bool) -> None:
     data = (codecs.BOM_UTF8 if mark else b"") + "".join(lines).encode()
