@@ -66,7 +66,7 @@ class CufilePython(Objects):
         if use.action == "method" and use.name == "__enter__":
             return None
         if use.action == "attribute" and use.name == "is_open":
-            out.replace(use.node, f"({self.source.code(use.node.value)}.handle is not None)")  # type: ignore[attr-defined]
+            out.replace(use.node, f"({self.source.code(use.node.value)}.handle is not None)")
             out.counts[name] += 1
             return None
         if use.action != "method" or not isinstance(call, cst.Call):

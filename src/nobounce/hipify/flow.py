@@ -347,7 +347,7 @@ class Flow:
 
     def _call_name(self, node: cst.Call, args: Arguments) -> Slot | None:
         name = node.func.value if isinstance(node.func, cst.Name) else ""
-        builtin = bool(name) and not [a for a in self._source.assignments(node.func) if hasattr(a, "node")]  # type: ignore[arg-type]
+        builtin = bool(name) and not [a for a in self._source.assignments(node.func) if hasattr(a, "node")]
         if builtin and name == "isinstance" and len(args) == 2:
             use(args[0][1], Use("isinstance", args[1][0].value))
             return None

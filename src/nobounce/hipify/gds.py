@@ -59,7 +59,7 @@ class Gds(Objects):
             or not isinstance(call.func, cst.Attribute)
         ):
             if use.action == "attribute" and use.name == "fd":
-                out.replace(use.node.attr, "fileno()")  # type: ignore[attr-defined]
+                out.replace(use.node.attr, "fileno()")
                 out.counts[name] += 1
                 return None
             return out.refuse(call, name, f"nobounce.File has no `{use.name}`")

@@ -82,10 +82,10 @@ class Objects(ABC):
     def _one(self, out: Proposal, slot: Slot, kind: str, use: Use) -> None:
         match use.action:
             case "annotation" | "isinstance":
-                if use.action == "isinstance" and self.makes.get(self.flow.dotted(use.node)) != kind:  # type: ignore[arg-type]
+                if use.action == "isinstance" and self.makes.get(self.flow.dotted(use.node)) != kind:
                     return out.refuse(use.node, kind, "it is compared with other classes")
                 module, _, name = self.class_name(kind).partition(".")
-                self.to(out, use.node, module, f".{name}")  # type: ignore[arg-type]
+                self.to(out, use.node, module, f".{name}")
                 out.counts[kind] += 1
             case "argument":
                 code = self.source.code(use.node)

@@ -208,7 +208,7 @@ class _Conversion:
             if isinstance(node, cst.Name) and node.value in names and (uses or node.value == "nobounce"):
                 for found in self._source.assignments(node):
                     if not self._source.is_import_of(found, ("nobounce", "hip")):
-                        return node.value
+                        return str(node.value)
         return ""
 
     def _why(self, meaning: Meaning, taken: str) -> str:
