@@ -63,6 +63,10 @@ FILES: dict[str, tuple[Callable[[], bytes], tuple[str, ...]]] = {
     "bzip2": (lambda: bz2.compress(SAFE), ("bzip2", "unpack")),
     "xz": (lambda: lzma.compress(SAFE), ("xz", "unpack")),
     "tar": (_tar, ("tar archive", "unpack")),
+    "a 7z archive": (lambda: b"7z\xbc\xaf\x27\x1c\0\4" + bytes(100), ("7z archive", "unpack")),
+    "Parquet": (lambda: b"PAR1\x15\4\x15\x20" + bytes(100), ("Parquet", "safetensors")),
+    "TensorFlow Lite": (lambda: b"\x1c\0\0\0TFL3" + bytes(100), ("TensorFlow Lite", "safetensors")),
+    "text as UTF-16": (lambda: "Not found".encode("utf-16"), ("UTF-16", "download")),
     "nothing": (lambda: b"", ("empty", "download")),
     "zeros": (lambda: bytes(1 << 16), ("zeros", "unfinished download")),
     "a download cut in its header": (lambda: SAFE[:40], ("truncated", "download")),
@@ -86,6 +90,11 @@ def test_the_first_bytes_name_it(kind: str, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, [verb, str(path)])
         assert (done.exit_code, done.stdout) == (1, "")
         assert done.stderr == f"nobounce {verb}: {message}\n"
+
+
+def test_a_file_that_claims_to_be_empty_and_is_not() -> None:
+    with pytest.raises(errors.FormatError, match="says that it has 0 bytes and holds more"):
+        nobounce.load("/proc/cpuinfo", device="cpu")
 
 
 def test_an_index_that_is_none(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ def _no_header(head: bytes, declared: int, limit: int, file_nbytes: int) -> str:
             f"truncated: the declared header length {declared} reaches beyond the file of {file_nbytes} bytes"
         )
         return f"{reason}; {magic.AGAIN}"
+    if not file_nbytes and head:
+        return "the file says that it has 0 bytes and holds more, as those of /proc do: copy it first, with `nobounce cp` or cat"
     if file_nbytes < 8:
         empty = "the file is empty, " if not file_nbytes else ""
         return f"{empty}truncated: {file_nbytes} bytes cannot hold the 8-byte header length; {magic.AGAIN}"

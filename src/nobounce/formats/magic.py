@@ -14,6 +14,7 @@ HEAD = 512
 """Bytes from the beginning of a file that tell what it is."""
 
 AGAIN = "download the file again"
+_OTHER = "nobounce reads safetensors: fetch the model in that format"
 _UNPACK = "unpack it and name the file inside"
 _CONVERT = (
     "nobounce reads the zip archives that torch.save writes since 1.6: "
@@ -30,11 +31,22 @@ _JSON = re.compile(rb"\s*[{\[]\s*[\"{\[}\]]")
 _STARTS = (
     (b"GGUF", "a GGUF file", "name it by itself"),
     (b"\x93NUMPY", "an array of NumPy", "name it by itself"),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "nobounce reads safetensors: fetch the model in that format"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", _OTHER),
+    (b"ARROW1\0\0", "an Arrow file", _OTHER),
+    (b"PAR1", "a Parquet file", _OTHER),
     (b"\x1f\x8b", "compressed by gzip", _UNPACK),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd", _UNPACK),
     (b"\xfd7zXZ\0", "compressed by xz", _UNPACK),
     (b"BZh", "compressed by bzip2", _UNPACK),
+    (b"\x04\x22\x4d\x18", "compressed by lz4", _UNPACK),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    (b"Rar!\x1a\x07", "a RAR archive", _UNPACK),
+    (b"\x7fELF", "a program or a library", AGAIN),
+    (b"%PDF-", "a PDF document", AGAIN),
+    (b"\x89PNG\r\n\x1a\n", "a picture", AGAIN),
+    (b"\xff\xd8\xff", "a picture", AGAIN),
+    (b"\xff\xfe", "text as UTF-16", f"if it is a server's answer, {AGAIN}"),
+    (b"\xfe\xff", "text as UTF-16", f"if it is a server's answer, {AGAIN}"),
 )
 
 
@@ -83,6 +95,8 @@ def what_it_is(head: bytes) -> str | None:
     for start, kind, cure in _STARTS:
         if head.startswith(start):
             return f"this is {kind}: {cure}"
+    if head[4:8] == b"TFL3":
+        return f"this is a TensorFlow Lite model: {_OTHER}"
     if head[257:262] == b"ustar":
         return f"this is a tar archive: {_UNPACK}"
     if not head.strip(b"\0"):
