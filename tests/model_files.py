@@ -59,18 +59,19 @@ def gguf_file(
     if alignment != 32:
         keys = {**keys, "general.alignment": ("u32", alignment)}
     count, keyed = (len(tensors), len(keys)) if counts is None else counts
-    out = b"GGUF" + struct.pack(order + "IQQ", version, count, keyed)
+    out = bytearray(b"GGUF" + struct.pack(order + "IQQ", version, count, keyed))
     for key, value in keys.items():
         out += (
             gguf_text(key, order) + struct.pack(order + "I", GGUF_CODES[value[0]]) + gguf_value(value, order)
         )
-    at, data = 0, b""
+    at, data = 0, bytearray()
     for number, (name, dims, kind, raw) in enumerate(tensors):
         where = at if offsets is None else offsets[number]
         out += gguf_text(name, order) + struct.pack(f"{order}I{len(dims)}QIQ", len(dims), *dims, kind, where)
         padded = raw + bytes(-len(raw) % alignment)
-        data, at = data + padded, at + len(padded)
-    return out + bytes(-len(out) % alignment) + data
+        data += padded
+        at += len(padded)
+    return bytes(out) + bytes(-len(out) % alignment) + data
 
 
 def npy_file(
@@ -95,7 +96,7 @@ def npy_file(
 
 def zip_file(members: Iterable[tuple[str, bytes]], *, method: int = 0, align: int = 1) -> bytes:
     """A zip archive; the bytes of each member begin at a multiple of `align`, as torch has it."""
-    out, directory, count = b"", b"", 0
+    out, directory, count = bytearray(), bytearray(), 0
     for name, raw in members:
         named = name.encode()
         pad = -(len(out) + 30 + len(named)) % align
@@ -108,8 +109,15 @@ def zip_file(members: Iterable[tuple[str, bytes]], *, method: int = 0, align: in
         directory += named
         out += struct.pack("<4s5H3I2H", b"PK\3\4", 20, *fields, len(extra)) + named + extra + raw
         count += 1
-    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), len(out), 0)
-    return out + directory + end
+    end = b""
+    if count >= 0xFFFF:
+        sizes = count, count, len(directory), len(out)
+        end = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, *sizes)
+        end += struct.pack("<4sIQI", b"PK\6\7", 0, len(out) + len(directory), 1)
+    end += struct.pack(
+        "<4s4H2IH", b"PK\5\6", 0, 0, min(count, 0xFFFF), min(count, 0xFFFF), len(directory), len(out), 0
+    )
+    return bytes(out + directory + end)
 
 
 class Call:

@@ -26,8 +26,10 @@ from nobounce.formats.unpickle import BadPickleError, Name, Pairs, unpickle
 from nobounce.formats.zipdir import Archive, Member
 from nobounce.tensor import contiguous_strides
 
-_LEAST_ROOM = 128 << 20
-"""Bytes of memory that the values of any pickle may take; those of a larger file may take its size."""
+_ROOM_A_BYTE = 64
+"""Bytes of memory that the values of a pickle may take for each of its bytes: torch's own come to some 8, and are charged for 26 to 54."""
+_MOST_ROOM = 512 << 20
+"""And altogether; those of a larger file may take its size."""
 _CURE = "save tensors alone: torch.save(model.state_dict(), NEW)"
 
 _STORAGES = {
@@ -57,7 +59,7 @@ def read(source: Source, path: str, file_nbytes: int) -> Header:
     byteorder = archive.members.get(f"{root}/byteorder")
     big = byteorder is not None and archive.read(byteorder, 16) == b"big"
     raw = archive.read(pickled, HEADER_LIMIT)
-    room = max(_LEAST_ROOM, file_nbytes)
+    room = min(_ROOM_A_BYTE * len(raw) + (1 << 20), max(_MOST_ROOM, file_nbytes))
     try:
         found = flatten(unpickle(raw, _NAMES, _storage, room), path, len(raw))
     except BadPickleError as error:

@@ -323,16 +323,23 @@ class _Walk:
     def _skip_strings(self, count: int) -> None:
         cursor, unpack = self.cursor, struct.Struct(self.order + "Q").unpack_from
         what = "an array of strings"
+        alone = 0  # strings to pass over one by one before the next look at a window; more after each look that was in vain
+        again = _FEW
         while count:
             window, at = cursor.window(8, what)
-            passed, nbytes = _short_strings(window, at, count, self.order) if count > _FEW else (0, 0)
+            passed = nbytes = 0
+            if not alone and count > _FEW:
+                passed, nbytes = _short_strings(window, at, count, self.order)
+                again = _FEW if passed > _FEW else 4 * again
+                alone = 0 if passed > _FEW else again
             if passed <= _FEW:
                 last, begin = len(window) - 8, at
-                passed = 0
-                while at <= last and passed < min(count, 4 * _FEW):
+                passed, most = 0, min(count, alone or count)
+                while at <= last and passed < most:
                     at += 8 + unpack(window, at)[0]
                     passed += 1
                 nbytes = at - begin
+                alone = max(0, alone - passed)
             cursor.skip(nbytes, what)
             count -= passed
 

@@ -413,24 +413,18 @@ def test_a_bad_file_is_named(kind: str, tmp_path: Path, fd_guard: None) -> None:
     assert caught.value.filename == str(path)
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        b"]",
-        b"}",
-        b"(",
-        b")",
-        b"K\1",
-        b"J\0\0\0\1",
-        b"X\0\0\0\0",
-        b"](K\1e",
-        b"}K\1K\1s",
-        b"N\x85",
-        b"Nr\0\0\0\1",
-    ],
-)
+@pytest.mark.parametrize("op", [b"]", b"}", b"("])
 def test_the_memory_of_values_is_bounded(op: bytes) -> None:
     """So many of the cheapest opcodes would make hundreds of megabytes of objects; a hundred times as many fit a checkpoint."""
-    raw = bad(b"\x80\x02" + op * (9_000_000 // len(op)))
-    with pytest.raises(FormatError, match="more memory than a file|damaged or cut off|opcode"):
+    raw = bad(b"\x80\x02" + op * 1_000_000)
+    with pytest.raises(FormatError, match="more memory than a file"):
         read_model(InMemory(raw), path="m", file_nbytes=len(raw))
+
+
+def test_checkpoints_of_many_small_tensors_fit_the_bound(tmp_path: Path) -> None:
+    torch = torch_module()
+    base = torch.zeros(10)
+    for protocol in (2, 4):
+        given = {"m": {str(n): base[:1] for n in range(3000)}, "o": [{"a": n, "b": {}} for n in range(3000)]}
+        torch.save(given, tmp_path / "m.pt", pickle_protocol=protocol)
+        assert len(load(tmp_path / "m.pt")) == 3000
