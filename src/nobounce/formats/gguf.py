@@ -328,8 +328,8 @@ class _Walk:
         while count:
             window, at = cursor.window(8, what)
             passed = nbytes = 0
-            if not alone and count > _FEW:
-                passed, nbytes = _short_strings(window, at, count, self.order)
+            if not alone and count > _FEW and self.order == "<":
+                passed, nbytes = _short_strings(window, at, count)
                 again = _FEW if passed > _FEW else 4 * again
                 alone = 0 if passed > _FEW else again
             if passed <= _FEW:
@@ -345,26 +345,32 @@ class _Walk:
 
 
 _FEW = 256
-"""Strings for which a look at the whole window costs more than it saves: 430,000 take 29 ms one by one, 9 ms window by window."""
+"""Strings for which a look at the whole window costs more than it saves: 430,000 take 29 ms one by one, 7 ms window by window."""
 
 
-def _short_strings(window: bytes, at: int, count: int, order: str) -> tuple[int, int]:
-    """How many strings that begin at `at` can be passed over, and their bytes.
+def _short_strings(window: bytes, at: int, count: int) -> tuple[int, int]:
+    """How many strings that begin at `at` can be passed over, and their bytes; of little-endian files.
 
-    Wherever eight bytes are a number below 256, a string of that length may begin. Those that do begin where the one before them ends;
-    the first candidate for which this is not so ends the count, as do long strings and those with many zeros in them.
+    The length of a string below 256 bytes is one byte and seven zeros, and among seven zeros there is just one word of four at a multiple of
+    four. From each such word one goes back to the byte that is not zero: there a string of that length may begin. Those that do
+    begin where the one before them ends; the first candidate for which this is not so ends the count.
     """
     import numpy as np
 
-    dtype = "<u8" if order == "<" else ">u8"
-    words: Any = np.ndarray((len(window) - at - 7,), dtype, window, at, (1,))
-    begins = np.flatnonzero(words < 256)[:count]
-    if not len(begins):
+    words = np.frombuffer(window, "<u4", len(window) // 4)
+    zero = np.flatnonzero(words == 0)
+    zero = zero[np.searchsorted(zero, at // 4 + 1) : np.searchsorted(zero, len(words) - 1)][:count]
+    if not len(zero):
         return 0, 0
-    ends = begins + 8 + words[begins].astype(np.int64)
-    right = begins == np.append(0, ends[:-1])
+    before, after = words[zero - 1], words[zero + 1]
+    # The place in the word before, 0 to 3, and as many bytes of the word after belong to the length.
+    place = (before > 0xFF).astype(np.uint8) + (before > 0xFFFF) + (before > 0xFFFFFF)
+    begins = 4 * zero - 4 + place
+    ends = begins + 8 + (before >> (8 * place))
+    rest = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)[place]
+    right = (begins == np.append(at, ends[:-1])) & (after & rest == 0)
     passed = len(right) if right.all() else int(np.argmin(right))
-    return passed, int(ends[passed - 1]) if passed else 0
+    return passed, int(ends[passed - 1]) - at if passed else 0
 
 
 def _as_text(value: Any) -> str:

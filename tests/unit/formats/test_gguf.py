@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import model_files as made
 import nobounce
@@ -17,6 +19,7 @@ from nobounce.formats.ggml import TYPES
 from nobounce.formats.gguf import read_values
 from nobounce.formats.reader import InMemory, read_model
 from nobounce.formats.tensorinfo import Header
+from scale import cases
 
 PLAIN = {"F32": "f4", "F16": "f2", "F64": "f8", "I8": "i1", "I16": "i2", "I32": "i4", "I64": "i8"}
 DEQUANTIZED = ["Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"]
@@ -251,6 +254,35 @@ def test_tensors_may_lie_in_any_order_with_gaps() -> None:
     assert (header.tensors["b"].start, header.tensors["a"].start) == (0, 96)
 
 
+@settings(max_examples=cases(2000, 40))
+@given(
+    st.lists(
+        st.binary(max_size=12) | st.integers(0, 600).map(lambda n: b"x" * n) | st.just(bytes(9)), max_size=20
+    ),
+    st.integers(1, 400),
+    st.integers(0, 9),
+    st.sampled_from("<>"),
+)
+def test_strings_are_passed_over_to_the_byte(texts: list[bytes], times: int, lead: int, order: str) -> None:
+    """Whatever the strings are and wherever they begin, what follows them is found."""
+    keys: dict[str, made.GgufValue] = {"k" * lead: ("array", ("str", texts * times)), "after": ("u32", 77)}
+    header = parse(made.gguf_file(keys, [("t", [4], 24, b"abcd")], order=order))
+    assert header.metadata["after"] == "77"
+    assert header.tensors["t"].nbytes == 4
+
+
+@pytest.mark.parametrize("lead", range(4))
+@pytest.mark.parametrize("byte", [1, 3, 4, 5, 6, 7])
+def test_a_length_is_all_of_its_eight_bytes(lead: int, byte: int) -> None:
+    """Among many short strings one whose length has a high byte, which would be short without it."""
+    raw = bytearray(made.gguf_file({"k" * lead: ("array", ("str", ["vwxyz"] * 3000))}))
+    at = len(raw) // 13 // 2 * 13
+    at = raw.index(b"\5" + bytes(7), at) + byte
+    raw[at] = 0xFF
+    with pytest.raises(FormatError, match="ends inside an array of strings"):
+        parse(bytes(raw))
+
+
 def test_a_file_without_tensors_is_an_empty_model(tmp_path: Path) -> None:
     (tmp_path / "vocab.gguf").write_bytes(made.gguf_file({"general.name": ("str", "v")}))
     model = nobounce.load(tmp_path / "vocab.gguf", device="cpu")
@@ -275,8 +307,8 @@ def split(folder: Path, count: int = 3, **changed: int) -> list[Path]:
 
 def test_the_first_file_of_a_split_and_its_folder_stand_for_all(tmp_path: Path) -> None:
     paths = split(tmp_path)
-    for given in (paths[0], tmp_path, paths):
-        model = nobounce.load(given, device="cpu")
+    for named in (paths[0], tmp_path, paths):
+        model = nobounce.load(named, device="cpu")
         assert {n: t.tobytes() for n, t in model.items()} == {f"t{n}": bytes([n] * 4) for n in range(3)}
         assert model.warnings == ()
     alone = nobounce.load(paths[1], device="cpu")
@@ -289,9 +321,9 @@ def test_a_split_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="split.count is 3, but 2 files"):
         nobounce.load(paths[:2], device="cpu")
     paths[2].unlink()
-    for given in (paths[0], tmp_path):
+    for named in (paths[0], tmp_path):
         with pytest.raises(FormatError, match="1 of 3 shards missing: m-00003-of-00003.gguf"):
-            nobounce.load(given, device="cpu")
+            nobounce.load(named, device="cpu")
 
 
 @pytest.mark.parametrize(
