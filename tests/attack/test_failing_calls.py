@@ -38,7 +38,7 @@ ERRNOS = (
     ),
     *(errno.ENOMEM, errno.ENOSPC, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EROFS, errno.ESTALE),
 )
-OWN = {"waitpid": (errno.ECHILD,)}
+OWN = {"waitpid": (errno.ECHILD,), "pipe": (errno.EMFILE, errno.ENFILE), "fork": (errno.EAGAIN, errno.ENOMEM)}
 """Calls that fail in their own ways only."""
 REMOVING = {"unlink", "remove", "rmdir", "scandir", "listdir", "lstat", "open", "stat", "fstat", "close"}
 """Calls without which a temporary folder cannot be removed: what they leave behind is theirs."""
