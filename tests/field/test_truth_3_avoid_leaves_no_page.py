@@ -39,3 +39,28 @@ def test_reads_with_unaligned_edges(disks: Machine, name: str, device: str) -> N
             batch.read(file, buffer, file_offsets=offsets, nbytes=sizes, buffer_offsets=0)
             batch.wait().check()
         assert resident(path) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("nbytes", [4096, 65_536])
+def test_batches_into_memory_that_nothing_has_touched(disks: Machine, device: str, nbytes: int) -> None:
+    """btrfs serves such memory from the page cache, unless its pages are made first."""
+    path = disks.get("btrfs") / "untouched.bin"
+    path.write_bytes(random.Random(4).randbytes(2 * MIB))
+    with path.open("rb") as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for gap in (1, 4):
+        on = nobounce.Device(device).allocate(16 * nbytes)
+        with nobounce.open(path) as file, on as buffer, nobounce.Batch() as batch:
+            places = np.arange(4)
+            batch.read(
+                file,
+                buffer,
+                file_offsets=places * 3 * 131_072,
+                nbytes=nbytes,
+                buffer_offsets=places * gap * nbytes,
+            )
+            batch.wait().check()
+            assert batch.receipt.fastpath_bytes == 4 * nbytes
+        assert resident(path) == 0

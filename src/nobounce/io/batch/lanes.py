@@ -88,10 +88,24 @@ class Lanes:
             chosen = slots if ours.all() else slots[ours]
             lane = self._uring
             if len(chosen) and lane is not None:
+                if group.target.populate:
+                    self._populate(group, chosen)
                 lane.put(chosen, group.op, group.target.direct_fd, group.target.address)
                 slots = slots[~ours]
         if len(slots):
             self._to_threads(group, slots)
+
+    def _populate(self, group: Group, slots: Array) -> None:
+        """Have the pages made that these reads go to: btrfs serves untouched memory from the page cache. Nearly packed ones at once."""
+        t, direct = self._table, group.target.direct
+        if direct is None:
+            return
+        first, nbytes = t.buffer_offset[slots], t.nbytes[slots]
+        start, end = int(first.min()), int((first + nbytes).max())
+        packed = end - start <= 2 * int(nbytes.sum())
+        places = [(start, end - start)] if packed else zip(first.tolist(), nbytes.tolist(), strict=True)
+        for at, size in places:
+            direct.prepare(group.target.device, group.target.address + at, size)
 
     def _to_threads(self, group: Group, slots: Array) -> None:
         t = self._table
