@@ -194,9 +194,10 @@ def load(
     align: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Load safetensors files into memory of `device`; returns a Model: a dict of name -> tensor with a `receipt`.
+    """Load model files into memory of `device`; returns a Model: a dict of name -> tensor with a `receipt`.
 
-    `paths` is a file, a folder (with an index or not) or several files. `device` is a name such as "cpu" or "cuda:0"
+    `paths` is a file, a folder (with an index or not) or several files, of safetensors, GGUF, PyTorch checkpoints, npy or npz
+    (docs/formats.md). `device` is a name such as "cpu" or "cuda:0"
     (default: the first GPU that works, else cpu). `framework` None gives nobounce.Tensor, "numpy" arrays (bf16 and FP8
     by ml_dtypes), "torch" tensors, without another copy where the framework can see the memory. `require="fastpath"`
     raises RouteError unless every byte of the data section can go direct. `align` asks that each tensor begin at a
