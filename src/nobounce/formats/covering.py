@@ -10,7 +10,7 @@ from nobounce.errors import clip
 from nobounce.formats import magic
 
 if TYPE_CHECKING:
-    from nobounce.formats.columns import Columns
+    from nobounce.formats.columns import Columns, Ints
     from nobounce.formats.tensorinfo import TensorInfo
 
 Bad = Callable[..., NoReturn]
@@ -46,29 +46,31 @@ def covering_columns(columns: Columns, data_nbytes: int, bad: Bad, data_offset: 
     """The same for columns."""
     import numpy as np
 
-    if (columns.starts[1:] != columns.ends[:-1]).any():
-        columns = columns.ordered()
+    order: Ints | None = None
     starts, ends = columns.starts, columns.ends
+    if (starts[1:] != ends[:-1]).any():
+        order = np.lexsort((ends, starts))  # those at one place keep theirs
+        starts, ends = starts[order], ends[order]
+
+    def described(*rows: int) -> list[TensorInfo]:
+        return list(columns.only([row if order is None else int(order[row]) for row in rows]))
+
     furthest = np.maximum.accumulate(ends)
     below = np.flatnonzero(starts[1:] < furthest[:-1])
     if below.size:
         row = int(below[0]) + 1
-        other = int(np.argmax(ends == furthest[row - 1]))
-        furthest_info, info = columns.only([other, row])
-        _overlap(furthest_info, info, bad, data_offset)
+        other, info = described(int(np.argmax(ends == furthest[row - 1])), row)
+        _overlap(other, info, bad, data_offset)
+    del furthest, below
     above = np.flatnonzero(starts > np.append(0, ends[:-1]))
     if above.size:
         row = int(above[0])
-        (info,) = columns.only([row])
-        before = next(columns.only([row - 1])) if row else None
-        _hole(before, info, bad, data_offset)
+        _hole(described(row - 1)[0] if row else None, described(row)[0], bad, data_offset)
     covered = int(ends[-1])
     if covered != data_nbytes:
-        last = (
-            next(columns.only([int(np.argmax(ends > data_nbytes))]), None) if covered > data_nbytes else None
-        )
+        last = described(int(np.argmax(ends > data_nbytes)))[0] if covered > data_nbytes else None
         _other_end(covered, last, data_nbytes, bad, data_offset)
-    return columns
+    return columns if order is None else columns.ordered(order)
 
 
 def _overlap(furthest: TensorInfo, info: TensorInfo, bad: Bad, data_offset: int) -> NoReturn:

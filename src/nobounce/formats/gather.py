@@ -88,13 +88,10 @@ class Gather:
         """(dtypes, shapes, starts and ends in turn) of entries that are all sound; None where one may not be."""
         if set(map(type, entries)) != {tuple}:
             return None
-        fields = list(map(dict, entries))
-        if list(map(len, fields)) != list(map(len, entries)):
+        found = self._alike(entries) or self._one_by_one(names, entries)
+        if found is None:
             return None
-        try:
-            dtypes, shapes, spans = ([f[field] for f in fields] for field in FIELDS)
-        except KeyError:
-            return None
+        dtypes, shapes, spans = found
         if (
             {*map(type, shapes), *map(type, spans)} != {list}
             or set(map(len, spans)) != {2}
@@ -115,12 +112,34 @@ class Gather:
         bounds = np.array(flat, np.int64)
         if (bits & 7).any() or (bounds[1::2] - bounds[::2] != bits >> 3).any():
             return None
-        if sum(map(len, fields)) > len(FIELDS) * len(fields):
-            for name, entry in zip(names, fields, strict=True):
-                for field in () if len(entry) == len(FIELDS) else entry:
-                    if field not in FIELDS:
-                        self._note(field, name)
         return dtypes, shapes, flat
+
+    def _alike(self, entries: list[Any]) -> list[list[Any]] | None:
+        """Their dtypes, shapes and data_offsets where all have just these fields in one order; without a dict for each."""
+        if set(map(len, entries)) != {len(FIELDS)}:
+            return None
+        found = {}
+        for column in zip(*entries, strict=True):
+            keys, values = zip(*column, strict=True)
+            if len(set(keys)) > 1:
+                return None
+            found[keys[0]] = list(values)
+        return [found[field] for field in FIELDS] if found.keys() == set(FIELDS) else None
+
+    def _one_by_one(self, names: list[str], entries: list[Any]) -> list[list[Any]] | None:
+        """The same of entries in any order and with further fields; None where one lacks a field or has one twice."""
+        fields = list(map(dict, entries))
+        if list(map(len, fields)) != list(map(len, entries)):
+            return None
+        try:
+            found = [[f[field] for f in fields] for field in FIELDS]
+        except KeyError:
+            return None
+        for name, entry in zip(names, fields, strict=True):
+            for field in () if len(entry) == len(FIELDS) else entry:
+                if field not in FIELDS:
+                    self._note(field, name)
+        return found
 
     @property
     def empty(self) -> bool:
