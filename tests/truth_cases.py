@@ -162,6 +162,8 @@ class Group:
             direct_spans = [(g.file_offset, g.nbytes) for g in receipt.segments if g.backend == "fastpath"]
             if how == "batch":  # its segments are sums
                 direct_spans = spans if receipt.fallback_bytes == 0 else []
+            if cache != "avoid" and "encoded-extent" in receipt.reasons:
+                direct_spans = []  # read-ahead of a compressed extent goes on into its neighbour
             # An edge may have brought the page that it shares with what went direct.
             grew = [span for span in direct_spans if self.kernel.cached(*whole_pages(*span))]
             if grew:

@@ -95,7 +95,7 @@ def test_a_bad_index_is_no_verdict_on_its_folder(cache: Path) -> None:
 
 
 def test_a_link_to_nowhere_in_any_folder_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "data.bin").write_bytes(bytes(4096))
+    (tmp_path / "data").write_bytes(bytes(4096))
     (tmp_path / "gone").symlink_to("nowhere")
     done = nobounce("check", tmp_path, "--device", "cpu")
     assert done.exit_code == 4

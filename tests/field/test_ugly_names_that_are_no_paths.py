@@ -85,7 +85,7 @@ def test_the_root_of_a_cached_model_names_its_revisions(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_format_says_so(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    (tmp_path / "tf_model.h5").write_bytes(b"PK")
     (tmp_path / "config.json").write_text(json.dumps({}))
-    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin; nobounce reads safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"it has tf_model\.h5, "):
         nobounce.load(tmp_path, device="cpu")

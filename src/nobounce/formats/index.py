@@ -196,9 +196,7 @@ def _elsewhere(folder: str, names: Sequence[str]) -> str:
         what = "it is a pipeline of several models" if PIPELINE_NAME in names else "there are models below it"
         return f"{what}; name one of {_listed([os.path.join(folder, n) for n in below], 20)}"
     if others:
-        return (
-            f"it has {_listed(others, 5)}, which are not read: fetch the model as safetensors, or convert it"
-        )
+        return f"it has {_listed(others, 5)}, which nobounce does not read: fetch the model as safetensors, or convert it"
     return "name a folder that does, or a file"
 
 
