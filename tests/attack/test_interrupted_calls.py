@@ -32,7 +32,7 @@ Call = Callable[[nobounce.File, nobounce.Buffer, nobounce.Stream], object]
 def batch_of(method: str, count: int) -> Call:
     def call(f: nobounce.File, buffer: nobounce.Buffer, stream: nobounce.Stream) -> None:
         with nobounce.Batch(depth=8, method=method) as batch:  # type: ignore[arg-type]
-            batch.read(f, buffer, file_offsets=np.arange(count) * PAGE, nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=np.arange(count) * PAGE, nbytes=PAGE, cache="avoid")
             batch.submit()
             batch.cancel([1])
             batch.wait()

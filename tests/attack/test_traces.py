@@ -45,7 +45,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         with pytest.raises(nobounce.RouteError):
             f.read(buffer, nbytes=100, file_offset=3, require="fastpath")
         with nobounce.Batch(capacity=4) as batch:
-            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=4096)
+            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=4096, cache="avoid")
     tracer.close()
     start.reset()
     config.override(None)

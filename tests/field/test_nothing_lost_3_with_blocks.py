@@ -83,7 +83,7 @@ def test_a_batch_is_not_waited_for(tmp_path: Path) -> None:
     path.write_bytes(b"x" * SIZE)
     with nobounce.open(path) as f, nobounce.Batch() as batch:
         with pytest.raises(BusyError), nobounce.Device("cpu").allocate(SIZE) as buf:
-            batch.read(f, buf, file_offsets=0, nbytes=SIZE)
+            batch.read(f, buf, file_offsets=0, nbytes=SIZE, cache="avoid")
         batch.wait()
         buf.close()
 

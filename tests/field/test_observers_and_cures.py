@@ -46,7 +46,7 @@ def test_a_broken_observer_stops_no_call(
         assert f.read(buf).nbytes == 8192
         f.read_async(buf, stream=s).result()
         with nobounce.Batch() as batch:
-            batch.read(f, buf, file_offsets=[0, 4096], nbytes=4096)
+            batch.read(f, buf, file_offsets=[0, 4096], nbytes=4096, cache="avoid")
             assert batch.wait().ok
     assert any(r.levelno == logging.ERROR and "not concerned" in r.message for r in caplog.records)
 

@@ -98,11 +98,11 @@ def test_batches(half: tuple[Path, bytes], device: str, method: nobounce.io.batc
         nobounce.Device(device).allocate(len(data)) as buffer,
         nobounce.Batch(method=method) as batch,
     ):
-        batch.read(f, buffer, file_offsets=offsets, nbytes=65536)
+        batch.read(f, buffer, file_offsets=offsets, nbytes=65536, cache="avoid")
         batch.wait().check()
         assert batch.receipt.reasons == {"direct": HALF, "encoded-extent": HALF}
         assert buffer.numpy().tobytes() == data
-        batch.read(f, buffer, file_offsets=offsets, nbytes=65536, require="fastpath")
+        batch.read(f, buffer, file_offsets=offsets, nbytes=65536, require="fastpath", cache="avoid")
         result = batch.wait()
         assert [e.status for e in result].count("invalid") == len(offsets) // 2
 
@@ -201,7 +201,7 @@ def test_what_counters_deny_of_a_batch(
         nobounce.Device(device).allocate(len(data)) as buffer,
         nobounce.Batch(method=method) as batch,
     ):
-        batch.read(f, buffer, file_offsets=offsets, nbytes=65536)
+        batch.read(f, buffer, file_offsets=offsets, nbytes=65536, cache="avoid")
         result = batch.wait().check()
         assert [e.backend for e in result].count("fallback") == len(offsets) // 2
         assert batch.receipt.reasons == {"direct": HALF, "page-cache-served": HALF}
@@ -212,7 +212,7 @@ def test_what_counters_deny_of_a_batch(
         nobounce.Device(device).allocate(len(data)) as buffer,
         nobounce.Batch(method=method) as batch,
     ):
-        batch.read(f, buffer, file_offsets=offsets, nbytes=65536, require="fastpath")
+        batch.read(f, buffer, file_offsets=offsets, nbytes=65536, require="fastpath", cache="avoid")
         ends = list(batch.wait())
         failed = [e for e in ends if e.status == "failed"]
         assert len(failed) == len(offsets) // 2

@@ -67,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
         with pytest.raises(nobounce.RouteError):
             f.read(buffer, nbytes=5, require="fastpath")
         with nobounce.Batch() as batch:
-            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=[4096, 100, 4096])
+            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=[4096, 100, 4096], cache="avoid")
     start._closers[0].close()  # type: ignore[attr-defined]
     start.reset()
     config.override(None)

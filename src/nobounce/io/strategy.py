@@ -50,6 +50,13 @@ TAIL_NBYTES = 4 << 20
 them."""
 URING_NBYTES = 16 << 20
 """Bytes up to which a direct request of a batch is one io_uring entry; larger ones are cut by a thread."""
+GATHER_ROWS, GATHER_LEAST_NBYTES = 1024, 128 << 10
+"""Blocks that one thread gathers at a time at most, and the bytes of them that are worth another thread."""
+GATHERED_NBYTES = SLOT_NBYTES
+"""The largest block that is gathered: it fits a slot."""
+SAMPLED_ROWS, EACH_ROW = 16, 64
+"""Blocks of a batch whose residency is asked first, and up to how many each is asked: a question takes 2 us, reading a cached block of
+4 KiB one."""
 ALONE_NBYTES = 1 << 20
 """Bytes that are read before another thread is awake."""
 HEAD_START, HEAD_START_NBYTES = 1.5e-3, 256 << 20
@@ -222,6 +229,22 @@ def _fresh(plain: Strategy, route: Route, chosen: Settings, machine: Machine) ->
 def one_of_many(chosen: Settings) -> Strategy:
     """A request of a batch: many run at once, so each is one thread's, with one slot."""
     return Strategy(1, chosen.chunk_nbytes, chosen.chunk_nbytes, slots=1)
+
+
+class Gathering(NamedTuple):
+    """How the blocks of a batch are gathered: threads, and the most that one is given at a time."""
+
+    width: int
+    rows: int
+    nbytes: int
+
+
+def gathering(chosen: Settings, machine: Machine, count: int, nbytes: int) -> Gathering:
+    """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each, none for a few blocks."""
+    width = chosen.io_threads or min(MOST_WIDTH, max(1, machine.cores))
+    width = max(1, min(width, count, nbytes // GATHER_LEAST_NBYTES))
+    share = max(GATHER_LEAST_NBYTES, min(SLOT_NBYTES, nbytes // (2 * width)))
+    return Gathering(width, max(1, min(GATHER_ROWS, -(-count // width))), share)
 
 
 def threads_ahead(chosen: Settings, nbytes: int) -> int:

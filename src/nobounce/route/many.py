@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nobounce.errors import NobounceError
-from nobounce.route.judge import CACHE_USE, PAGE, REQUIRED, judge
+from nobounce.route.judge import CACHE_USE, CACHED, PAGE, REQUIRED, judge
 from nobounce.route.scores import INDIRECT, alignments, hard_refusals, score_fallback
 from nobounce.route.types import CachedRange, Reason, Request
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 EMPTY, DIRECT, WHOLE, SPLIT, INVALID, REFUSED = range(6)
 """No bytes; all fastpath; all fallback, for the answer's reason; for `judge` alone; a bad region; no backend."""
 
+NONE, SOME, ALL = range(3)
+"""What the page cache holds of a request."""
 MISALIGNED = ("offset-align", "size-align", "memory-align")
 _MOST = (1 << 63) - 1
 
@@ -32,12 +34,15 @@ class Answer:
     """`kinds` (one per request), and for WHOLE requests `reasons`: an index into `reason_list`, -1 elsewhere.
 
     `hopeless` says that every request is REFUSED whatever its place: the refusals are of the file, the device or settings.
+    `cold_kinds` and `cold_reasons` are what the page cache changed: the answer where it holds nothing.
     """
 
     kinds: Array
     reasons: Array
     reason_list: tuple[Reason, ...]
     hopeless: bool = False
+    cold_kinds: Array | None = None
+    cold_reasons: Array | None = None
 
 
 def judge_many(
@@ -45,7 +50,7 @@ def judge_many(
 ) -> Answer:
     """Judge requests like `request` at other places (int64 arrays of one length; bytes).
 
-    `cached` marks those of which the page cache holds something (cache="auto"). Raises ConfigError for variables that
+    `cached` says NONE, SOME or ALL of each request, as the page cache holds it (cache="auto"). Raises ConfigError for variables that
     contradict each other; whatever is wrong with one request is in its kind, and `alone` raises its error.
     """
     import numpy as np
@@ -62,6 +67,8 @@ def judge_many(
     hard = hard_refusals(request)
     listed: tuple[Reason, ...] = ()
     hopeless = False
+    asks = request.cache == "auto" and request.op == "read" and request.require == "auto"
+    partly = np.zeros(len(nbytes), bool) if cached is None else cached == SOME
 
     if request.require == "fallback" or hard or (request.cache == "use" and not only_direct):
         if request.require == "fallback":
@@ -76,9 +83,6 @@ def judge_many(
         kinds[:] = REFUSED if hopeless else WHOLE
         listed = (reason,)
         reasons[:] = 0
-        asks = cached is not None and request.cache == "auto" and request.op == "read"
-        if asks and hard and not hopeless and request.require == "auto":
-            kinds[cached] = SPLIT
     else:
         misses = _misses(request, file_offset, nbytes, buffer_offset)
         any_miss = misses[0] | misses[1] | misses[2]
@@ -101,12 +105,19 @@ def judge_many(
                 aligned = ~any_miss & (inside >= 0)
                 reasons[aligned] = inside[aligned] + len(listed)
                 listed += tuple(INDIRECT.values())
-            if cached is not None and request.cache == "auto" and request.op == "read":
-                kinds[cached & ~any_miss] = SPLIT
+            if asks and cached is not None:
+                partly = (cached == SOME) & ~any_miss
     kinds[nbytes == 0] = EMPTY
     kinds[~valid] = INVALID
     reasons[kinds != WHOLE] = -1
-    return Answer(kinds, reasons, listed, hopeless)
+    if not asks or hopeless or only_direct or cached is None or not cached.any():
+        return Answer(kinds, reasons, listed, hopeless)
+    answer = Answer(kinds.copy(), reasons.copy(), (*listed, CACHED), False, kinds, reasons)
+    there = valid & (nbytes > 0)
+    answer.kinds[partly & there], answer.kinds[there & (cached == ALL)] = SPLIT, WHOLE
+    answer.reasons[answer.kinds != WHOLE] = -1
+    answer.reasons[there & (cached == ALL)] = len(listed)
+    return answer
 
 
 def place(

@@ -76,6 +76,7 @@ import logging, os, sys, threading
 logging.basicConfig(stream=sys.stderr)
 from nobounce import hipfile, Device
 from nobounce.config import Settings, override
+from nobounce.testing.faults import inject
 override(Settings(unsupported_file_systems=True))
 device = Device("sim:0")
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT); os.ftruncate(fd, 4096)
@@ -84,6 +85,8 @@ memory, stream = device.allocate(4096), device.create_stream()
 hipfile.buf_register(memory.handle, 4096)
 hipfile.stream_register(stream.handle, 0)
 gate = device._runtime.gate(stream.handle, lambda: None)
+slow = inject(op="read", device="sim:0", latency=1.0)  # the gate opens as the process ends
+slow.__enter__()
 assert not hipfile.read_async(handle, memory.handle, 4096, 0, 0, hipfile.Cell(), stream.handle)
 print("submitted", flush=True)
 """

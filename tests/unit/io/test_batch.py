@@ -120,7 +120,7 @@ def test_many_random_reads_arrive_in_their_places_and_go_direct(
     pages = np.random.default_rng(1).permutation(PAGES)
     with nobounce.open(path) as f, device.allocate(PAGES * PAGE) as buffer:
         with nobounce.Batch(PAGES, depth=32, method=method) as batch:
-            ids = batch.read(f, buffer, file_offsets=pages * PAGE, nbytes=PAGE)
+            ids = batch.read(f, buffer, file_offsets=pages * PAGE, nbytes=PAGE, cache="avoid")
             result = batch.wait()
             assert batch.outstanding == batch.running == 0
         assert ids.tolist() == list(range(PAGES))
@@ -145,7 +145,7 @@ def test_reads_that_come_from_the_page_cache_are_no_direct_reads(path: Path) -> 
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(PAGES * PAGE) as buffer:
         f._fds["direct"] = os.open(path, os.O_RDONLY)
         with nobounce.Batch() as batch:
-            batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE, cache="avoid")
     assert batch.receipt.reasons == {"page-cache-served": PAGES * PAGE}
     assert batch.receipt.nbytes == PAGES * PAGE
     assert batch.receipt.evidence == "none"
@@ -178,7 +178,15 @@ def test_requests_of_any_alignment_move_exactly_their_bytes(
     places = np.concatenate([[0], np.cumsum(nbytes + 16)])[:-1]
     with nobounce.open(path) as f, device.allocate(int(nbytes.sum()) + 1600) as buffer:
         with nobounce.Batch(method=method) as batch:
-            batch.read(f, buffer, file_offsets=offsets, nbytes=nbytes, buffer_offsets=places, require=require)
+            batch.read(
+                f,
+                buffer,
+                file_offsets=offsets,
+                nbytes=nbytes,
+                buffer_offsets=places,
+                require=require,
+                cache="avoid",
+            )
             assert batch.wait().check().nbytes.sum() == nbytes.sum()
         held = buffer.numpy().tobytes()
         assert residency(f.fileno(), 0, len(data)).resident_bytes == 0
@@ -217,7 +225,7 @@ def test_small_relayed_requests_share_bounce_slots_and_copies(path: Path, data: 
     pages = np.arange(PAGES)[::-1]
     with nobounce.open(path, "r+") as f, device.allocate(PAGES * PAGE) as buffer:
         with faults.inject(op="copy", device="sim:0") as copies, nobounce.Batch() as batch:
-            batch.read(f, buffer, file_offsets=pages * PAGE, nbytes=PAGE, require="fallback")
+            batch.read(f, buffer, file_offsets=pages * PAGE, nbytes=PAGE, require="fallback", cache="avoid")
             batch.wait().check()
             assert copies.calls < PAGES / 4
         assert (pages_of(buffer) == of(data, pages)).all()
@@ -231,8 +239,8 @@ def test_reads_and_writes_of_several_files_and_devices_share_a_batch(path: Path,
     one, two = nobounce.Device("cpu"), nobounce.Device("sim:1")
     with nobounce.open(path, "r+") as f, one.allocate(PAGE) as a, two.allocate(PAGE) as b:
         with nobounce.Batch() as batch:
-            batch.read(f, a, file_offsets=PAGE, nbytes=PAGE, cookies=["a"])
-            batch.read(f, b, file_offsets=2 * PAGE, nbytes=PAGE, cookies=["b"])
+            batch.read(f, a, file_offsets=PAGE, nbytes=PAGE, cookies=["a"], cache="avoid")
+            batch.read(f, b, file_offsets=2 * PAGE, nbytes=PAGE, cookies=["b"], cache="avoid")
             events = {e.cookie: e for e in batch}
             assert events["a"].backend == events["b"].backend == "fastpath"
             batch.write(f, b, file_offsets=0, nbytes=PAGE)
@@ -251,7 +259,7 @@ def test_the_end_of_the_file_ends_a_read_short_and_complete(
     path.write_bytes(b"x" * (PAGE + 700))
     with nobounce.open(path) as f, device.allocate(4 * PAGE) as buffer:
         with nobounce.Batch(method=method) as batch:
-            batch.read(f, buffer, file_offsets=[0, PAGE, 2 * PAGE, 1 << 40], nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=[0, PAGE, 2 * PAGE, 1 << 40], nbytes=PAGE, cache="avoid")
             result = batch.wait().check()
         got = dict(zip(result.ids.tolist(), result.nbytes.tolist(), strict=True))
     assert got == {0: PAGE, 1: 700, 2: 0, 3: 0}
@@ -279,7 +287,7 @@ def test_a_request_larger_than_a_chunk_is_cut(way: tuple[nobounce.Device, str], 
     path.write_bytes(data)
     with nobounce.open(path) as f, device.allocate(len(data)) as buffer:
         with nobounce.Batch(method=method) as batch:
-            batch.read(f, buffer, file_offsets=0, nbytes=len(data))
+            batch.read(f, buffer, file_offsets=0, nbytes=len(data), cache="avoid")
         assert buffer.numpy().tobytes() == data
     assert batch.receipt.fastpath_bytes == len(data)
 
@@ -290,10 +298,12 @@ def test_a_request_larger_than_a_chunk_is_cut(way: tuple[nobounce.Device, str], 
 def test_scalars_stand_for_all_and_packing_skips_impossible_sizes(path: Path, data: bytes) -> None:
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(4 * PAGE) as buffer:
         with nobounce.Batch() as batch:
-            ids = batch.read(f, buffer, file_offsets=0, nbytes=[PAGE, -1, PAGE], buffer_offsets=None)
+            ids = batch.read(
+                f, buffer, file_offsets=0, nbytes=[PAGE, -1, PAGE], buffer_offsets=None, cache="avoid"
+            )
             result = batch.wait()
             assert result.errors.keys() == {int(ids[1])}
-            assert len(batch.read(f, buffer, file_offsets=[], nbytes=PAGE)) == 0
+            assert len(batch.read(f, buffer, file_offsets=[], nbytes=PAGE, cache="avoid")) == 0
             assert len(batch.wait()) == 0
         assert buffer.numpy().tobytes()[: 2 * PAGE] == data[:PAGE] * 2
 
@@ -335,7 +345,7 @@ def test_one_bad_request_is_invalid_and_the_others_run(
     device, method = way
     with nobounce.open(path) as f, device.allocate(3 * PAGE) as buffer:
         with nobounce.Batch(method=method) as batch:
-            batch.read(f, buffer, file_offsets=[0, -5, PAGE], nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=[0, -5, PAGE], nbytes=PAGE, cache="avoid")
             events = {e.id: e for e in batch}
         assert [events[i].status for i in range(3)] == ["complete", "invalid", "complete"]
         assert events[1].errno == errno.EINVAL
@@ -349,9 +359,16 @@ def test_strict_refuses_them_all_and_names_the_first_bad_one(path: Path) -> None
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(PAGE) as buffer:
         with nobounce.Batch(strict=True) as batch:
             with pytest.raises(ArgumentError, match=r"request 2 of 3 \(strict.*buffer_offset 8192"):
-                batch.read(f, buffer, file_offsets=0, nbytes=[512, 512, PAGE], buffer_offsets=[0, 0, 8192])
+                batch.read(
+                    f,
+                    buffer,
+                    file_offsets=0,
+                    nbytes=[512, 512, PAGE],
+                    buffer_offsets=[0, 0, 8192],
+                    cache="avoid",
+                )
             with pytest.raises(RouteError) as caught:
-                batch.read(f, buffer, file_offsets=[0, 1], nbytes=512, require="fastpath")
+                batch.read(f, buffer, file_offsets=[0, 1], nbytes=512, require="fastpath", cache="avoid")
             assert "request 1 of 2" in caught.value.__notes__[0]
             assert batch.outstanding == 0
         assert batch.receipt.nbytes == 0
@@ -362,7 +379,7 @@ def test_required_fastpath_makes_the_misaligned_invalid_and_refuses_where_nothin
     path: Path,
 ) -> None:
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(2 * PAGE) as buffer, nobounce.Batch() as b:
-        b.read(f, buffer, file_offsets=[0, 1], nbytes=PAGE, require="fastpath")
+        b.read(f, buffer, file_offsets=[0, 1], nbytes=PAGE, require="fastpath", cache="avoid")
         result = b.wait()
         assert dict(zip(result.ids.tolist(), result.statuses, strict=True)) == {0: "complete", 1: "invalid"}
         assert isinstance(result.errors[1], RouteError)
@@ -371,7 +388,7 @@ def test_required_fastpath_makes_the_misaligned_invalid_and_refuses_where_nothin
             nobounce.Device("sim:0").allocate(PAGE) as far,
             pytest.raises(RouteError, match="no P2P"),
         ):
-            b.read(f, far, file_offsets=[0, 1], nbytes=PAGE, require="fastpath")
+            b.read(f, far, file_offsets=[0, 1], nbytes=PAGE, require="fastpath", cache="avoid")
 
 
 # failures
@@ -415,7 +432,7 @@ def test_the_ring_retries_a_direct_failure_on_fallback(
 
     rig(monkeypatch, change)
     with nobounce.Batch(depth=8) as batch:
-        batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE, cache="avoid")
         result = batch.wait().check()
     assert buffer.numpy().tobytes() == data
     assert len(result) == PAGES
@@ -434,7 +451,7 @@ def test_the_ring_repeats_short_and_interrupted_reads_and_reports_errors(
     rigged = {1: -errno.EINTR, 2: -errno.EAGAIN, 3: 1000, 4: 0, 5: -errno.EIO}
     rig(monkeypatch, lambda slot, result: rigged.pop(slot, result))
     with nobounce.Batch() as batch:
-        batch.read(f, buffer, file_offsets=np.arange(16) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(16) * PAGE, nbytes=PAGE, cache="avoid")
         events = {e.id: e for e in batch}
     assert not rigged
     # A read of nothing in the middle of the file is no end that anybody could see from here: it stays short.
@@ -454,7 +471,7 @@ def test_threads_retry_and_report_per_request(path: Path, data: bytes) -> None:
             faults.inject(op="read", device="sim:0", error=errno.EIO, after=5, times=1),
             nobounce.Batch() as batch,
         ):
-            batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE, cache="avoid")
             result = batch.wait()
             assert len(result.errors) == 1
             assert set(result.errnos.tolist()) == {0, errno.EIO}
@@ -462,7 +479,7 @@ def test_threads_retry_and_report_per_request(path: Path, data: bytes) -> None:
             faults.inject(op="read", device="sim:0", error=errno.EREMOTEIO, after=5, times=1),
             nobounce.Batch() as batch,
         ):
-            batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE, cache="avoid")
             batch.wait().check()
         assert buffer.numpy().tobytes() == data
     assert len(batch.receipt.retries) == 1
@@ -474,11 +491,18 @@ def test_a_failure_in_a_shared_bounce_slot_fails_its_requests_alone(path: Path, 
     device = nobounce.Device("sim:0")
     with nobounce.open(path) as f, device.allocate(PAGES * PAGE) as buffer:
         with faults.inject(op=op, error=errno.EIO, times=1), nobounce.Batch() as batch:
-            batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE, require="fallback")
+            batch.read(
+                f,
+                buffer,
+                file_offsets=np.arange(PAGES) * PAGE,
+                nbytes=PAGE,
+                require="fallback",
+                cache="avoid",
+            )
             first = batch.wait()
             assert len(first) == PAGES
             assert 1 <= len(first.errors) < PAGES or op == "copy"
-            batch.read(f, buffer, file_offsets=0, nbytes=PAGE, require="fallback")
+            batch.read(f, buffer, file_offsets=0, nbytes=PAGE, require="fallback", cache="avoid")
             batch.wait().check()
         assert batch.receipt.nbytes == first.nbytes.sum() + PAGE
 
@@ -499,7 +523,7 @@ def test_more_requests_than_the_depth_run_a_few_at_a_time(
 
     monkeypatch.setattr(uring.Ring, "enter", enter)
     with nobounce.Batch(depth=5) as batch:
-        batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE, cache="avoid")
         assert batch.submit() == PAGES
         assert batch.submit() == 0
         assert len(batch.wait().check()) == PAGES
@@ -517,9 +541,9 @@ def test_results_come_in_parts_and_each_once_and_the_room_comes_back(
     ):
         seen: list[int] = []
         for _ in range(5):
-            batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE, cache="avoid")
             with pytest.raises(ArgumentError, match="have not been taken"):
-                batch.read(f, buffer, file_offsets=0, nbytes=PAGE)
+                batch.read(f, buffer, file_offsets=0, nbytes=PAGE, cache="avoid")
             while batch.outstanding:
                 left = batch.outstanding
                 part = batch.wait(min_n=10).check()
@@ -538,7 +562,7 @@ def test_waiting_for_nothing_only_looks_and_a_timeout_comes_back_empty(
         nobounce.Device("cpu").allocate(4 * PAGE) as buffer,
         nobounce.Batch(method="threads") as batch,
     ):
-        batch.read(f, buffer, file_offsets=np.arange(4) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(4) * PAGE, nbytes=PAGE, cache="avoid")
         assert len(batch.wait(min_n=0)) == 0
         assert len(batch.wait(timeout=0.01)) == 0
         assert batch.running == 4
@@ -555,7 +579,7 @@ def test_cancel_takes_back_what_has_not_begun(path: Path, monkeypatch: pytest.Mo
         nobounce.Device("cpu").allocate(10 * PAGE) as buffer,
         nobounce.Batch(depth=3, method="threads") as batch,
     ):
-        batch.read(f, buffer, file_offsets=np.arange(10) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(10) * PAGE, nbytes=PAGE, cache="avoid")
         batch.submit()
         for _ in range(3):
             latch.reached.acquire()
@@ -567,17 +591,17 @@ def test_cancel_takes_back_what_has_not_begun(path: Path, monkeypatch: pytest.Mo
         assert sorted(result.statuses) == ["cancelled"] * 7 + ["complete"] * 3
         assert all(isinstance(e, TransferCancelledError) for e in result.errors.values())
         assert set(result.errnos.tolist()) == {0, errno.ECANCELED}
-        batch.read(f, buffer, file_offsets=0, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=0, nbytes=PAGE, cache="avoid")
         assert batch.cancel() == 1
         assert batch.wait().statuses == ["cancelled"]
-        batch.read(f, buffer, file_offsets=0, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=0, nbytes=PAGE, cache="avoid")
         batch.wait().check()
 
 
 def test_cancel_takes_back_what_is_not_in_the_ring(ringed: tuple[nobounce.File, nobounce.Buffer]) -> None:
     f, buffer = ringed
     with nobounce.Batch(depth=4) as batch:
-        batch.read(f, buffer, file_offsets=np.arange(10) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(10) * PAGE, nbytes=PAGE, cache="avoid")
         batch.submit()
         assert batch.cancel() == 6
         assert sorted(batch.wait().statuses) == ["cancelled"] * 6 + ["complete"] * 4
@@ -589,7 +613,7 @@ def test_a_request_past_its_time_is_reported_while_it_holds_its_buffer(
     latch = Latch(monkeypatch)
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(8 * PAGE) as buffer:
         with nobounce.Batch(4, depth=2, method="threads") as batch:
-            batch.read(f, buffer, file_offsets=np.arange(4) * PAGE, nbytes=PAGE, timeout=0.01)
+            batch.read(f, buffer, file_offsets=np.arange(4) * PAGE, nbytes=PAGE, timeout=0.01, cache="avoid")
             result = batch.wait()
             assert result.statuses == ["timeout"] * 4
             assert set(result.errnos.tolist()) == {errno.ETIMEDOUT}
@@ -598,9 +622,11 @@ def test_a_request_past_its_time_is_reported_while_it_holds_its_buffer(
             assert batch.running == 2
             with pytest.raises(BusyError):
                 buffer.close()
-            batch.read(f, buffer, file_offsets=[0, PAGE], nbytes=PAGE)
+            batch.read(f, buffer, file_offsets=[0, PAGE], nbytes=PAGE, cache="avoid")
             with pytest.raises(ArgumentError, match="do not fit"):
-                batch.read(f, buffer, file_offsets=0, nbytes=PAGE)  # two slots are held in the dark
+                batch.read(
+                    f, buffer, file_offsets=0, nbytes=PAGE, cache="avoid"
+                )  # two slots are held in the dark
             latch.open.set()
             later = batch.wait().check()
             assert len(later) == 2
@@ -620,11 +646,11 @@ def test_a_timeout_in_the_ring_ends_what_waits_and_hides_what_ends_late(
 
     monkeypatch.setattr(uring.Ring, "take", take)
     with nobounce.Batch(depth=2) as batch:
-        batch.read(f, buffer, file_offsets=np.arange(6) * PAGE, nbytes=PAGE, timeout=0)
+        batch.read(f, buffer, file_offsets=np.arange(6) * PAGE, nbytes=PAGE, timeout=0, cache="avoid")
         assert batch.wait().statuses == ["timeout"] * 6
         assert batch.running == 2
         hidden = False
-        batch.read(f, buffer, file_offsets=0, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=0, nbytes=PAGE, cache="avoid")
         assert batch.wait().statuses == ["complete"]
         batch.close()
         assert batch.running == 0
@@ -640,7 +666,7 @@ def test_closing_waits_for_what_runs_and_closing_twice_is_fine(
     latch = Latch(monkeypatch)
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(8 * PAGE) as buffer:
         batch = nobounce.Batch(depth=2, method="threads")
-        batch.read(f, buffer, file_offsets=np.arange(8) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(8) * PAGE, nbytes=PAGE, cache="avoid")
         batch.submit()
         latch.reached.acquire()
         closer = threading.Thread(target=batch.close)
@@ -659,7 +685,7 @@ def test_closing_waits_for_what_runs_and_closing_twice_is_fine(
 def test_a_dropped_batch_lets_go_of_everything(path: Path, fd_guard: None) -> None:
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(64 * PAGE) as buffer:
         batch = nobounce.Batch()
-        batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE, cache="avoid")
         batch.submit()
         del batch
         gc.collect()
@@ -682,7 +708,7 @@ def test_closing_the_file_first_is_fine(way: tuple[nobounce.Device, str], path: 
     with device.allocate(64 * PAGE) as buffer:
         with nobounce.Batch(method=method) as batch:
             with nobounce.open(path) as f:
-                batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE)
+                batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE, cache="avoid")
             batch.wait().check()
         assert buffer.numpy().tobytes() == data[: 64 * PAGE]
 
@@ -696,7 +722,7 @@ def test_a_signal_in_the_middle_of_waiting_loses_nothing(
     try:
         for _ in range(5):
             with nobounce.Batch(depth=8) as batch:
-                batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE)
+                batch.read(f, buffer, file_offsets=np.arange(PAGES) * PAGE, nbytes=PAGE, cache="avoid")
                 assert len(batch.wait().check()) == PAGES
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -718,7 +744,12 @@ def test_several_threads_may_use_one_batch(way: tuple[nobounce.Device, str], pat
             try:
                 for page in range(k, PAGES, 64):
                     ids = batch.read(
-                        f, buffer, file_offsets=page * PAGE, nbytes=PAGE, buffer_offsets=page * PAGE
+                        f,
+                        buffer,
+                        file_offsets=page * PAGE,
+                        nbytes=PAGE,
+                        buffer_offsets=page * PAGE,
+                        cache="avoid",
                     )
                     assert len(ids) == 1
                     got.extend(batch.wait(min_n=1).check().ids.tolist())
@@ -741,7 +772,7 @@ def test_a_forks_child_is_refused_and_the_parent_goes_on(
 ) -> None:
     f, buffer = ringed
     with nobounce.Batch(depth=4) as batch:
-        batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE)
+        batch.read(f, buffer, file_offsets=np.arange(64) * PAGE, nbytes=PAGE, cache="avoid")
         batch.submit()
         child = os.fork()
         if child == 0:
@@ -752,7 +783,7 @@ def test_a_forks_child_is_refused_and_the_parent_goes_on(
                 except ClosedError as e:
                     batch.close()
                     with nobounce.Batch() as own:
-                        own.read(f, buffer, file_offsets=0, nbytes=PAGE)
+                        own.read(f, buffer, file_offsets=0, nbytes=PAGE, cache="avoid")
                     code = 0 if "fork" in str(e) and own.receipt.nbytes == PAGE else 2
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -811,7 +842,9 @@ def test_memory_is_bounded_by_the_capacity(path: Path) -> None:
         nobounce.Batch(1 << 40) as batch,
     ):
         for _ in range(20):
-            batch.read(f, buffer, file_offsets=np.zeros(300, int), nbytes=PAGE, buffer_offsets=0)
+            batch.read(
+                f, buffer, file_offsets=np.zeros(300, int), nbytes=PAGE, buffer_offsets=0, cache="avoid"
+            )
             batch.wait().check()
         assert batch._driver.table._room < 1000
-        assert not batch._driver._groups
+        assert not batch._driver._ends.groups

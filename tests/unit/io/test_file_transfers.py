@@ -102,7 +102,7 @@ def test_evidence_is_not_kernel_where_the_page_cache_can_only_be_sampled(
         assert receipt.fastpath_bytes == receipt.nbytes
         assert receipt.evidence == "reported"
         with nobounce.Batch() as batch:
-            batch.read(f, buffer, file_offsets=[0, 2 * MIB], nbytes=2 * MIB)
+            batch.read(f, buffer, file_offsets=[0, 2 * MIB], nbytes=2 * MIB, cache="avoid")
         assert batch.receipt.fastpath_bytes == 4 * MIB
         assert batch.receipt.evidence == "reported"
     monkeypatch.undo()

@@ -121,7 +121,7 @@ def test_a_group_of_a_batch_is_a_range(data: Path) -> None:
     ranges = Ranges(lambda name: said.append(name) or 7, lambda number: said.append(number))  # type: ignore[func-returns-value]
     hooks.add(ranges)
     with nobounce.open(data) as f, nobounce.Device("cpu").allocate(8192) as buffer, nobounce.Batch() as batch:
-        batch.read(f, buffer, file_offsets=[0, 4096], nbytes=4096)
+        batch.read(f, buffer, file_offsets=[0, 4096], nbytes=4096, cache="avoid")
         batch.wait().check()
     hooks.remove(ranges)
     assert said == [b"nobounce batch read of 2 cpu", 7]

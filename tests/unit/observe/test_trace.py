@@ -68,7 +68,7 @@ def everything(data: Path) -> Callable[[], None]:
             with pytest.raises(NobounceError):
                 f.read_async(buffer, stream=streams[0], file_offset=1, nbytes=5, require="fastpath")
             with nobounce.Batch() as batch:
-                batch.read(f, buffer, file_offsets=[0, 8192, 65536], nbytes=[4096, 100, 9000])
+                batch.read(f, buffer, file_offsets=[0, 8192, 65536], nbytes=[4096, 100, 9000], cache="avoid")
                 batch.read(f, buffer, file_offsets=[0, 8192], nbytes=4096, cache="use")
             for s in streams:
                 s.close()
@@ -193,10 +193,12 @@ def test_a_group_of_a_batch_is_a_slice_from_submission_to_its_last_end(tmp_path:
     def act() -> None:
         device = nobounce.Device("sim:0")
         with nobounce.open(data) as f, device.allocate(MIB) as buffer, nobounce.Batch() as batch:
-            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=[4096, 100, 9000])
-            batch.read(f, buffer, file_offsets=[0, 1, 2], nbytes=[4096, 5, 7], require="fastpath")
-            batch.read(f, buffer, file_offsets=[4096], nbytes=4096)
-            batch.cancel(batch.read(f, buffer, file_offsets=[0], nbytes=4096))
+            batch.read(f, buffer, file_offsets=[0, 4096, 8192], nbytes=[4096, 100, 9000], cache="avoid")
+            batch.read(
+                f, buffer, file_offsets=[0, 1, 2], nbytes=[4096, 5, 7], require="fastpath", cache="avoid"
+            )
+            batch.read(f, buffer, file_offsets=[4096], nbytes=4096, cache="avoid")
+            batch.cancel(batch.read(f, buffer, file_offsets=[0], nbytes=4096, cache="avoid"))
             batch.wait()
 
     trace = traced(tmp_path, act)
@@ -236,7 +238,7 @@ def test_more_groups_at_once_than_tracks_are_summed_up(tmp_path: Path, data: Pat
             nobounce.Batch() as batch,
         ):
             for i in range(LANES + 10):
-                batch.read(f, buffer, file_offsets=[4096 * i], nbytes=4096)
+                batch.read(f, buffer, file_offsets=[4096 * i], nbytes=4096, cache="avoid")
             batch.wait().check()
 
     trace = traced(tmp_path, act)

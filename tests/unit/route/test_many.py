@@ -100,14 +100,29 @@ def test_vectorised_routing_equals_the_judge(
         assert set(answer.kinds) <= {many.EMPTY, many.INVALID, many.REFUSED}
 
 
-def test_a_request_of_which_something_is_cached_is_judged_alone() -> None:
-    at = np.array([0, 4096, 8192], np.int64)
-    nbytes = np.full(3, 4096, np.int64)
+def test_what_the_page_cache_holds_all_of_falls_back_by_choice_and_a_part_is_judged_alone() -> None:
+    at = np.array([0, 4096, 8192, 12288, 20000], np.int64)
+    nbytes = np.array([4096, 4096, 4096, 0, 100], np.int64)
     template = request(cache="auto", memory={"nbytes": SIZE})
-    answer = many.judge_many(template, at, nbytes, at, cached=np.array([False, True, False]))
-    assert answer.kinds.tolist() == [many.DIRECT, many.SPLIT, many.DIRECT]
-    alone = many.place(template, 4096, 4096, 4096, (CachedRange(4096, 4096, True),))
-    assert kind_by_judge(alone)[0] == many.SPLIT
+    held = np.array([many.NONE, many.SOME, many.ALL, many.ALL, many.ALL], np.uint8)
+    answer = many.judge_many(template, at, nbytes, at, cached=held)
+    assert answer.kinds.tolist() == [many.DIRECT, many.SPLIT, many.WHOLE, many.EMPTY, many.WHOLE]
+    assert [answer.reason_list[r].code for r in answer.reasons.tolist() if r >= 0] == ["cached", "cached"]
+    for i in (2, 4):  # its edges too, whatever their alignment
+        place = int(at[i]), int(nbytes[i]), int(at[i])
+        alone = many.place(template, *place, (CachedRange(*place[:2], True),))
+        assert [s.reason.code for s in judge(alone).segments] == ["cached"]
+    assert answer.cold_kinds is not None
+    cold = many.judge_many(template, at, nbytes, at)
+    assert answer.cold_kinds.tolist() == cold.kinds.tolist()
+    for only in (
+        {"require": "fastpath"},
+        {"settings": Settings(allow_compat_mode=False)},
+        {"cache": "avoid"},
+    ):
+        plain = request(**{"cache": "auto", "memory": {"nbytes": SIZE}, **only})
+        asked = many.judge_many(plain, at, nbytes, at, cached=held)
+        assert asked.kinds.tolist() == many.judge_many(plain, at, nbytes, at).kinds.tolist()
 
 
 def test_contradicting_variables_refuse_them_all() -> None:

@@ -97,7 +97,7 @@ class Batch:
         nbytes: Any,
         buffer_offsets: Any = None,
         require: Require = "auto",
-        cache: Cache = "avoid",
+        cache: Cache = "auto",
         timeout: float | None = None,
         cookies: Sequence[Any] | None = None,
     ) -> Array:

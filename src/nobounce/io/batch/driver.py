@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS, Scheduler
 from nobounce.io import hooks
+from nobounce.io.batch.ends import Ends
 from nobounce.io.batch.group import Group
 from nobounce.io.batch.lanes import Lanes
-from nobounce.io.batch.moved import Moved
 from nobounce.io.batch.receipt import Tally
 from nobounce.io.batch.results import Results
 from nobounce.io.batch.table import (
     ADDED,
     CANCELLED,
     COMPLETE,
-    FAILED,
     INVALID,
     QUEUED,
     RUNNING,
@@ -31,13 +30,8 @@ from nobounce.io.batch.table import (
     BatchResult,
     Table,
 )
-from nobounce.io.batch.threads import Outcome
 from nobounce.io.engine import Engine
-from nobounce.io.receipt import Retry
-from nobounce.io.target import Chunk
-from nobounce.io.worker import RETRIED
 from nobounce.route import many
-from nobounce.route.judge import DIRECT
 from nobounce.uninterrupted import GivenUp
 
 if TYPE_CHECKING:
@@ -52,21 +46,21 @@ class Driver:
     def __init__(self, capacity: int, depth: int, lock: threading.Lock, *, use_uring: bool) -> None:
         self.table, self.tally = Table(capacity), Tally()
         self.pool: Engine | None = None
-        self._moved = Moved(self.table, self.tally)
+        self.results = Results(self.table)
         self._lanes = Lanes(self.table, depth, lock, use_uring=use_uring)
-        self._groups: dict[int, Group] = {}
+        self._ends = Ends(self.table, self.tally, self.results, self._lanes, lambda: self.scheduler)
         self._next_group = 0
         self._added: list[tuple[int, Array, float]] = []
-        self.results = Results(self.table)
-        self.under_way = 0
-        """Requests submitted that have not ended, zombies included."""
-        self._zombies: set[int] = set()
-        """Slots whose timeout has been reported while they still run."""
         self._timed = False
 
     @property
+    def under_way(self) -> int:
+        """Requests submitted that have not ended, those given up by a timeout included."""
+        return self._ends.under_way
+
+    @property
     def outstanding(self) -> int:
-        return self.table.used - int(self.table.left.sum()) if self._zombies else self.table.used
+        return self.table.used - int(self.table.left.sum()) if self._ends.zombies else self.table.used
 
     @property
     def _open(self) -> int:
@@ -107,7 +101,7 @@ class Driver:
             if hooks.observers:
                 for refusals, n in group.refusals():
                     hooks.batch_refused(group, refusals, n)
-            self._moved.ended(group, slots[bad], INVALID, self.scheduler.now())
+            self._ends.moved.ended(group, slots[bad], INVALID, self.scheduler.now())
         if empty.any():
             self.results.add(slots[empty], COMPLETE)
         good = slots[~(bad | empty)]
@@ -122,17 +116,17 @@ class Driver:
                 hooks.batch_done(group, self.scheduler.now())
             return
         t.status[good] = ADDED
-        group.left = moving
-        self._groups[key] = group
+        group.left, group.first_id = moving, int(ids[0])
+        self._ends.groups[key] = group
         self._added.append((key, good, math.inf if timeout is None else timeout))
 
-    def submit(self) -> int:
-        """Start what has been added."""
+    def submit(self, *, waits: bool = False) -> int:
+        """Start what has been added; `waits`: the caller is about to do its part."""
         if not self._added:
             return 0
         added, self._added = self._added, []
         now = self.scheduler.now()
-        groups = [self._groups[key] for key, _, _ in added]
+        groups = [self._ends.groups[key] for key, _, _ in added]
         self.tally.begin(groups, now)
         count = 0
         for (_, slots, timeout), group in zip(added, groups, strict=True):
@@ -140,14 +134,14 @@ class Driver:
             group.submitted_at = now
             if hooks.watchers:
                 hooks.batch_submitted(group, now)
-            self.under_way += len(slots)
+            self._ends.under_way += len(slots)
             self.table.status[slots] = QUEUED
             if timeout != math.inf:
                 self.table.deadline[slots] = now + timeout
                 self._timed = True
             self._lanes.start(group, slots)
         self._lanes.refill()
-        self._lanes.flush()
+        self._lanes.flush(waits=waits)
         return count
 
     # out
@@ -157,14 +151,14 @@ class Driver:
         now = self.scheduler.now
         limit = math.inf if timeout is None else now() + timeout
         while True:
-            self.submit()  # others may add while this thread waits
+            self.submit(waits=min_n != 0)  # others may add while this thread waits
             self._collect()
             opened = self._open
             if opened <= 0 or (min_n is not None and self.results.count >= min_n):
-                self._lanes.flush()
+                self._lanes.leave()
                 return
             if limit <= now():
-                self._lanes.flush()
+                self._lanes.leave()
                 return
             until = min(limit, self._first_deadline()) if self._timed else limit
             left = None if until == math.inf else max(0.0, until - now())
@@ -185,139 +179,16 @@ class Driver:
         if found is not None and len(found[0]):
             self._lanes.refill()
             self._lanes.flush()  # the storage goes on while the ends are looked at
-            self._completions(*found)
+            self._ends.of_ring(*found)
         for out in self._lanes.take_threads():
-            self._outcome(out)
+            self._ends.of_thread(out)
+        for part in self._lanes.take_gathered():
+            self._ends.of_gathering(part)
         if self._timed:
             self._expire()
         self._lanes.refill()
         if not self.under_way and self.tally.measuring:
             self.tally.end(self._lanes.metered(), self.scheduler)
-
-    def _completions(self, slots: Array, results: Array) -> None:
-        t = self.table
-        full = results == t.nbytes[slots]
-        good = slots if full.all() else slots[full]
-        if len(good):
-            for group, part in self._by_group(good):
-                served = self._moved.whole(group, part)
-                if len(served) and group.target.only_direct:
-                    part = part[[slot not in served for slot in part.tolist()]]
-                    for slot in served.tolist():
-                        self._refuted(group, slot)
-                if len(part):
-                    self._ended(group, part, COMPLETE)
-        if len(good) != len(slots):
-            for slot, result in zip(slots[~full].tolist(), results[~full].tolist(), strict=True):
-                self._odd(slot, result)
-
-    def _by_group(self, slots: Array) -> list[tuple[Group, Array]]:
-        if len(self._groups) == 1:
-            return [(group, slots) for group in self._groups.values()]
-        import numpy as np
-
-        keys = self.table.group[slots]
-        return [(self._groups[k], slots[keys == k]) for k in np.unique(keys).tolist()]
-
-    def _odd(self, slot: int, result: int) -> None:
-        """A ring entry that did not simply do what was asked."""
-        t = self.table
-        group = self._groups[int(t.group[slot])]
-        nbytes, file_offset, at = int(t.nbytes[slot]), int(t.file_offset[slot]), int(t.buffer_offset[slot])
-        target = group.target
-        code = -result if result < 0 else 0
-        if code and code not in (errno.EINTR, errno.EAGAIN) and code not in target.retry_errnos:
-            status = FAILED
-            if slot not in self._zombies:
-                t.errno[slot] = code
-                self.results.errors[slot] = target.error(code, file_offset, nbytes, "fastpath")
-            self._ended_one(group, slot, status)
-            return
-        moved = max(result, 0)
-        if moved:
-            self.tally.short()
-        if group.op == "read" and not code and (moved == 0 or file_offset + moved >= _size(target.direct_fd)):
-            served = self._moved.all_there_is(group, slot, moved)
-            if served and group.target.only_direct:
-                self._refuted(group, slot)
-            else:
-                self._ended_one(group, slot, COMPLETE)
-            return
-        moved -= moved % target.align  # an unaligned place to go on from would fail for ever
-        backend, reason = ("fastpath", DIRECT)
-        if code in target.retry_errnos:
-            group.failed_directly(code)
-            self.tally.retries([Retry(file_offset, nbytes, code)])
-            backend, reason = "fallback", RETRIED
-        if moved:
-            self._moved.a_part(group, slot, moved)
-        rest = Chunk(backend, file_offset + moved, at + moved, nbytes - moved, reason)  # type: ignore[arg-type]
-        self._lanes.finish(group, slot, moved, rest)
-        if backend == "fallback":
-            self._lanes.divert(group, int(t.group[slot]))
-
-    def _refuted(self, group: Group, slot: int) -> None:
-        """A request that had to go direct and did not."""
-        t = self.table
-        error = group.denial(int(t.file_offset[slot]), int(t.nbytes[slot]))
-        if error is not None and slot not in self._zombies:
-            t.errno[slot] = errno.EOPNOTSUPP
-            self.results.errors[slot] = error
-        self._ended_one(group, slot, FAILED)
-
-    def _outcome(self, out: Outcome) -> None:
-        """A request that an I/O thread has ended."""
-        late = out.slot in self._zombies
-        self._moved.by_thread(out, late=late)
-        if out.error is not None and not late:
-            self.table.errno[out.slot] = out.errno
-            self.results.errors[out.slot] = out.error
-        self._ended_one(out.group, out.slot, COMPLETE if out.error is None else FAILED)
-
-    def _ended_one(self, group: Group, slot: int, status: int) -> None:
-        import numpy as np
-
-        self._ended(group, np.array([slot]), status)
-
-    def _ended(self, group: Group, slots: Array, status: int) -> None:
-        """Requests that nothing works on any more, whatever became of them."""
-        n = len(slots)
-        self.under_way -= n
-        self._lanes.ended(group, n)
-        fresh = slots
-        if self._zombies:
-            late = [s for s in slots.tolist() if s in self._zombies]
-            if late:
-                fresh = slots[[s not in self._zombies for s in slots.tolist()]]
-                self._zombies.difference_update(late)
-                self._bury(late)
-        if len(fresh):
-            self.results.add(fresh, status)
-            self._moved.ended(group, fresh, status, self.scheduler.now())
-        group.left -= n
-        if group.left == 0:
-            self._close_group(group)
-
-    def _bury(self, late: list[int]) -> None:
-        """Zombies that have ended at last: their slots are free, if their results have been taken."""
-        import numpy as np
-
-        self._moved.forget(late)
-        gone = [s for s in late if self.table.left[s]]
-        if gone:
-            self.table.give(np.array(gone, np.int64))
-
-    def _close_group(self, group: Group) -> None:
-        for key, known in self._groups.items():
-            if known is group:
-                del self._groups[key]
-                break
-        try:
-            group.finish()
-        finally:
-            self.tally.group_done(group)
-            if hooks.watchers:
-                hooks.batch_done(group, self.scheduler.now())
 
     # given up
 
@@ -339,8 +210,8 @@ class Driver:
         if not len(wanted):
             return 0
         fresh = wanted[self.table.status[wanted] == ADDED]
-        for group, part in self._by_group(fresh) if len(fresh) else ():
-            self.under_way += len(part)  # `_ended` and `ended` count them as they count all
+        for group, part in self._ends.by_group(fresh) if len(fresh) else ():
+            self._ends.under_way += len(part)  # `_ended` and `ended` count them as they count all
             self._lanes.ended(group, -len(part))
         added = []
         for key, slots, timeout in self._added:
@@ -351,8 +222,8 @@ class Driver:
         ended = np.concatenate([fresh, self._lanes.withdraw(wanted)])
         if status == CANCELLED:
             self.table.errno[ended] = errno.ECANCELED
-        for group, part in self._by_group(ended) if len(ended) else ():
-            self._ended(group, part, status)
+        for group, part in self._ends.by_group(ended) if len(ended) else ():
+            self._ends.ended(group, part, status)
         return len(ended)
 
     def _open_slots(self) -> Array:
@@ -379,21 +250,21 @@ class Driver:
         self._withdraw(late, TIMEOUT)
         running = late[t.status[late] != TIMEOUT]
         if len(running):
-            self._zombies.update(running.tolist())
+            self._ends.zombies.update(running.tolist())
             self.results.add(running, TIMEOUT)
             self._lanes.give_up(running)
 
     def retrieve(self) -> BatchResult:
         """Everything that has ended and has not been given out, in the order of ending."""
-        return self.results.retrieve(self._zombies)
+        return self.results.retrieve(self._ends.zombies)
 
     # the end
 
     def close(self) -> None:
         """Nothing is under way: give the ring and whatever is still held back."""
-        for group in list(self._groups.values()):
+        for group in list(self._ends.groups.values()):
             group.release()
-        self._groups.clear()
+        self._ends.groups.clear()
         self._lanes.close()
 
     def abandon(self) -> None:

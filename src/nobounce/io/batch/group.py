@@ -6,18 +6,27 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from nobounce import reaper
-from nobounce.clock import Scheduler
+from nobounce.clock import THREADS, Scheduler
 from nobounce.errors import NobounceError, RouteError
 from nobounce.facts.pagecache import counted, residency
 from nobounce.io.engine import Engine
 from nobounce.io.evidence import MIN_NBYTES, SERVED, Range, denied, served_by_cache
+from nobounce.io.movers.gather import NOWAIT
 from nobounce.io.plan import cached_ranges
-from nobounce.io.prepare import make_request, make_target, memory_of, ring_for, with_indirect
-from nobounce.io.strategy import URING_NBYTES, one_of_many
+from nobounce.io.prepare import (
+    make_request,
+    make_target,
+    memory_of,
+    relay_alignment,
+    ring_for,
+    with_indirect,
+)
+from nobounce.io.strategy import EACH_ROW, GATHERED_NBYTES, SAMPLED_ROWS, URING_NBYTES, one_of_many
 from nobounce.io.target import Chunk, Piece, cut
 from nobounce.route import many
 from nobounce.route.judge import DIRECT, judge
 from nobounce.route.types import Cache, CachedRange, Op, Refusal, Request, Require
+from nobounce.runtimes import faults
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,13 +57,21 @@ class Group:
         self._born = reaper.generation()
         self.file_offset, self.nbytes, self.buffer_offset = where
         whole = make_request(file, op, memory_of(view), view.device, (0, 0, 0), require, cache)
+        self.most_gathered = (
+            GATHERED_NBYTES if op == "read" and pool.scheduler is THREADS and not faults.ACTIVE else 0
+        )
+        """Bytes of a request that is read as one of many; 0: none is."""
         hull = max(0, int(self.file_offset.min())) if len(self.nbytes) else 0
         end = int(self.file_offset.max()) + int(self.nbytes.max()) if len(self.nbytes) else 0
         self.request: Request = with_indirect(file, whole, hull, end - hull)
         self.answer = many.judge_many(self.request, *where, cached=self._cached())
+        self.cached_reason = len(self.answer.reason_list) - 1 if self.answer.cold_kinds is not None else -2
+        """The index of the reason of what the page cache holds by choice; -2: there is none."""
         self.answer = dataclasses.replace(self.answer, reason_list=(*self.answer.reason_list, SERVED))
         self.served_reason = len(self.answer.reason_list) - 1
         kinds = self.answer.kinds
+        self.nowait = bool(NOWAIT)
+        """Whether the file system reads what the page cache holds and no more, where it is asked to."""
         self.scheduler: Scheduler = pool.scheduler
         self._lock = pool.scheduler.lock()
         direct = bool(((kinds == many.DIRECT) | (kinds == many.SPLIT)).any())
@@ -68,6 +85,8 @@ class Group:
         self.held = True
         try:
             self.target = make_target(file, whole, view, ring, one_of_many(whole.settings), direct=direct)
+            if ring is not None and op == "read" and (align := relay_alignment(file, whole)):
+                self.target.relay_fd, self.target.relay_align = file._descriptor("direct"), align
             self.plain = direct and self.target.direct is not None and self.target.direct.plain
             self.direct_errno: int | None = None
             self._cold: list[CachedRange] | None = None
@@ -81,7 +100,7 @@ class Group:
             self.span = self._span()
             self.resident_before: int | None = None
             self.grew = False
-            self.left = 0
+            self.left = self.first_id = 0
             self.submitted_at = self.scheduler.now()
         except BaseException:
             self.release()
@@ -99,23 +118,41 @@ class Group:
         return start, int((self.file_offset[moving] + self.nbytes[moving]).max()) - start
 
     def _cached(self) -> Array | None:
-        """For cache="auto": which requests the page cache holds something of. One question where it holds nothing."""
+        """For cache="auto": what the page cache holds of each request (many.NONE, SOME or ALL).
+
+        Of many, a few are asked. Where all of those are there, or none, the others are taken to be alike: reads will tell of
+        those that are not there, and a direct read of one that is brings the same bytes.
+        """
         import numpy as np
 
-        r = self.request
-        usable = r.direct.available and not r.settings.force_compat_mode
-        if r.cache != "auto" or r.op != "read" or r.require != "auto" or not usable or not len(self.nbytes):
+        r, count = self.request, len(self.nbytes)
+        if (
+            r.cache != "auto"
+            or r.op != "read"
+            or r.require != "auto"
+            or r.settings.force_compat_mode
+            or not count
+        ):
             return None
-        fd = self.file.fileno()
-        start = max(0, int(self.file_offset.min()))
-        end = int(np.maximum(self.file_offset, 0).max()) + int(np.maximum(self.nbytes, 0).max())
-        if residency(fd, start, end - start).resident_bytes == 0:
-            return None
-        found = [
-            n > 0 and o >= 0 and bool(residency(fd, o, n).resident_bytes)
-            for o, n in zip(self.file_offset.tolist(), self.nbytes.tolist(), strict=True)
-        ]
-        return np.array(found, bool)
+        chosen = np.arange(count)
+        if count > EACH_ROW and int(self.nbytes.max()) <= self.most_gathered:
+            some = self._ask(chosen[:: max(1, count // SAMPLED_ROWS)])
+            if (some == some[0]).all() and some[0] != many.SOME:
+                return np.full(count, some[0], np.uint8)
+        return self._ask(chosen)
+
+    def _ask(self, rows: Array) -> Array:
+        import numpy as np
+
+        fd, size = self.file.fileno(), self.file.nbytes
+        held = np.full(len(rows), many.ALL, np.uint8)
+        places = zip(self.file_offset[rows].tolist(), self.nbytes[rows].tolist(), strict=True)
+        for i, (file_offset, nbytes) in enumerate(places):
+            there = min(nbytes, size - file_offset)
+            if there > 0 and file_offset >= 0:  # else nothing will be read
+                found = residency(fd, file_offset, there).resident_bytes or 0
+                held[i] = many.ALL if found >= there else many.SOME if found else many.NONE
+        return held
 
     def error_at(self, index: int) -> NobounceError | None:
         """What the judge raises for request `index` of the call."""

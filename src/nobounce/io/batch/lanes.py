@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS
 from nobounce.errors import InternalError
+from nobounce.io.batch.gather import GatherLane
 from nobounce.io.batch.group import Group
 from nobounce.io.batch.table import QUEUED, Table
 from nobounce.io.batch.threads import WIDTH, Item, Outcome, ThreadLane
 from nobounce.io.batch.uring import UringLane
+from nobounce.io.batch.windows import Ended
 from nobounce.io.engine import Engine
 from nobounce.io.strategy import URING_NBYTES
 from nobounce.io.target import Chunk
@@ -25,6 +27,8 @@ from nobounce.route import many
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from nobounce.clock import Condition
 
     Array = np.ndarray[Any, Any]
     Parts = list[tuple[Group, Array]]
@@ -45,6 +49,11 @@ class Lanes:
         self.pool: Engine | None = None
         self._uring: UringLane | None = None
         self._threads: ThreadLane | None = None
+        self._gather: GatherLane | None = None
+        self._ended: Condition | None = None
+        """Notified of what I/O threads have ended, in either lane."""
+        self._fresh = False
+        """Whether the threads that gather have not been told of all that there is."""
         self._phases: deque[tuple[bool, Parts]] = deque()
         self._phase, self._phase_running = True, 0
         self.closed = False
@@ -92,6 +101,16 @@ class Lanes:
                     self._populate(group, chosen)
                 lane.put(chosen, group.op, group.target.direct_fd, group.target.address)
                 slots = slots[~ours]
+        if len(slots) and group.most_gathered:
+            gather = self._gathering()
+            chosen, how = gather.takes(group, slots)
+            if chosen.all():
+                gather.put(group, slots, how)
+                slots = slots[:0]
+            elif chosen.any():
+                gather.put(group, slots[chosen], how[chosen])
+                slots = slots[~chosen]
+            self._fresh = True
         if len(slots):
             self._to_threads(group, slots)
 
@@ -106,6 +125,19 @@ class Lanes:
         places = [(start, end - start)] if packed else zip(first.tolist(), nbytes.tolist(), strict=True)
         for at, size in places:
             direct.prepare(group.target.device, group.target.address + at, size)
+
+    def repeat(self, group: Group, slots: Array) -> None:
+        """Have these carried out once more, as the group has learnt to."""
+        self._launch(group, slots)
+
+    def again(self, group: Group, slots: Array) -> None:
+        """The page cache does not hold these after all: they go the way they would have gone without it."""
+        t, answer = self._table, group.answer
+        if answer.cold_kinds is None or answer.cold_reasons is None:
+            raise InternalError("requests missed in the page cache that were not looked for there")
+        rows = t.id[slots] - group.first_id
+        t.kind[slots], t.reason[slots] = answer.cold_kinds[rows], answer.cold_reasons[rows]
+        self._launch(group, slots)
 
     def _to_threads(self, group: Group, slots: Array) -> None:
         t = self._table
@@ -143,10 +175,22 @@ class Lanes:
 
     def _lane(self) -> ThreadLane:
         if self._threads is None:
-            if self.pool is None:
-                raise InternalError("a request without a pool")
-            self._threads = ThreadLane(self.pool, min(WIDTH, self._depth), self._ring_bell)
+            pool, ended = self._shared_ends()
+            self._threads = ThreadLane(pool, min(WIDTH, self._depth), ended, self._ring_bell)
         return self._threads
+
+    def _gathering(self) -> GatherLane:
+        if self._gather is None:
+            pool, ended = self._shared_ends()
+            self._gather = GatherLane(pool, self._table, ended, self._ring_bell)
+        return self._gather
+
+    def _shared_ends(self) -> tuple[Engine, Condition]:
+        if self.pool is None:
+            raise InternalError("a request without a pool")
+        if self._ended is None:
+            self._ended = self.pool.scheduler.condition()
+        return self.pool, self._ended
 
     def _ring_bell(self) -> None:
         lane = self._uring
@@ -168,6 +212,12 @@ class Lanes:
             return []
         return self._threads.take()
 
+    def take_gathered(self) -> list[Ended]:
+        """What has been gathered."""
+        if self._waiter or self._gather is None or not self._gather.busy:
+            return []
+        return self._gather.take()
+
     def refill(self) -> None:
         """Put what has room into the ring; `flush` or `block` hands it over."""
         if self._phases:
@@ -175,10 +225,20 @@ class Lanes:
         if self._uring is not None:
             self._uring.fill()
 
-    def flush(self) -> None:
-        """Hand over to the kernel what lies in the ring."""
+    def flush(self, *, waits: bool = True) -> None:
+        """Hand over to the kernel what lies in the ring, and to I/O threads what is to be gathered; `waits`: the caller is about to
+        do its part of that."""
         if self._uring is not None:
             self._uring.flush()
+        if self._fresh and self._gather is not None:
+            self._fresh = False
+            self._gather.start(int(waits))
+
+    def leave(self) -> None:
+        """The caller stops waiting: what it would have done is the pool's."""
+        self.flush(waits=False)
+        if self._gather is not None and self._gather.queued and not self._gather.served:
+            self._gather.start(0)
 
     def block(self, need: int, timeout: float | None) -> None:
         """Wait for about `need` ends, at most `timeout` seconds, the batch's lock let go meanwhile; or while another waits."""
@@ -194,24 +254,39 @@ class Lanes:
             self._changed.notify_all()
 
     def _block(self, need: int, timeout: float | None) -> None:
-        uring, threads = self._uring, self._threads
-        busy = threads is not None and threads.busy > 0
+        uring, gather = self._uring, self._gather
+        if gather is not None and gather.queued:
+            if timeout is None:
+                with self._unlocked():
+                    gather.work(LOOK_SECONDS)
+                return
+            if not gather.served:
+                gather.start(0)
+        busy = self._threads_busy()
         if busy:
             with self._unlocked():
                 THREADS.help()
-        if uring is not None and threads is not None and busy:
+        if uring is not None and busy:
             uring.make_bell()
-            if threads.ready:
+            if self._threads_ready():
                 return  # it ended before there was a bell to ring
         if uring is not None and uring.reaped:
             return
         if uring is not None and uring.running:
             self._block_on_ring(uring, 1 if self._shared else min(need, GATHER), timeout, busy)
-        elif threads is not None and busy:
-            with self._unlocked():
-                threads.wait(self._slice(timeout))
+        elif busy and self._ended is not None:
+            with self._unlocked(), self._ended.mutex:
+                self._ended.wait_for(
+                    lambda: self._threads_ready() or not self._threads_busy(), self._slice(timeout)
+                )
         else:
             raise InternalError(f"{need} requests of the batch are waited for and nobody works on them")
+
+    def _threads_busy(self) -> bool:
+        return any(lane is not None and lane.busy > 0 for lane in (self._threads, self._gather))
+
+    def _threads_ready(self) -> bool:
+        return any(lane is not None and lane.ready for lane in (self._threads, self._gather))
 
     def _slice(self, timeout: float | None) -> float | None:
         """Not in virtual time, where no one is interrupted and each wake-up is a step of the schedule."""
@@ -229,7 +304,7 @@ class Lanes:
             if self.closed:
                 return
             gathered += uring.reap()
-            busy = busy or (self._threads is not None and self._threads.busy > 0)
+            busy = busy or self._threads_busy()
             if gathered >= need or timeout is not None or busy or self._shared or not uring.queued:
                 return
             uring.fill()
@@ -267,6 +342,8 @@ class Lanes:
         self._phases = phases
         if self._uring is not None:
             gone.append(self._uring.withdraw(wanted))
+        if self._gather is not None:
+            gone.append(self._gather.withdraw(wanted))
         if self._threads is not None:
             chosen = set(wanted.tolist())
             gone.append(np.array(self._threads.withdraw(chosen.__contains__), np.int64))
@@ -281,6 +358,6 @@ class Lanes:
         """Give the ring back; nothing may be under way, but in a forked child, where it is the parent's."""
         self.closed = True
         uring, self._uring = self._uring, None
-        self._threads = None
+        self._threads = self._gather = None
         if uring is not None:
             uring.close()

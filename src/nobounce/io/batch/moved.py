@@ -61,6 +61,26 @@ class Moved:
             self._tally.pieces(group, [Piece("fallback", *place, SERVED, False)])
         return served
 
+    def gathered(self, group: Group, slots: Array, nbytes: Array, *, late: Array | None = None) -> None:
+        """These have been read through host memory. `late`: which of them had their timeouts reported before: their rows stay."""
+        t, relayed = self._table, group.target.ring is not None
+        fresh = slots if late is None else slots[~late]
+        t.done[fresh] = nbytes if late is None else nbytes[~late]
+        t.way[fresh] = FALLBACK
+        reasons = t.reason[slots]
+        if bool((reasons == reasons[0]).all()):
+            self._piece(group, slots, nbytes, relayed=relayed)
+            return
+        for one in set(reasons.tolist()):
+            alike = reasons == one
+            self._piece(group, slots[alike], nbytes[alike], relayed=relayed)
+
+    def _piece(self, group: Group, slots: Array, nbytes: Array, *, relayed: bool) -> None:
+        t, first = self._table, slots[0]
+        place = int(t.file_offset[first]), int(t.buffer_offset[first]), int(nbytes.sum())
+        reason = group.answer.reason_list[int(t.reason[first])]
+        self._tally.pieces(group, [Piece("fallback", *place, reason, relayed)])
+
     def all_there_is(self, group: Group, slot: int, nbytes: int) -> bool:
         """The ring has read up to the end of the file; whether that came from the page cache all the same."""
         import numpy as np

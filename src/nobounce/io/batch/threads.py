@@ -21,6 +21,7 @@ from nobounce.io.target import Chunk, Piece
 from nobounce.io.worker import Worker
 
 if TYPE_CHECKING:
+    from nobounce.clock import Condition
     from nobounce.io.batch.group import Group
     from nobounce.io.engine import Engine
     from nobounce.io.movers.bounce import Ring
@@ -96,8 +97,9 @@ class Outcome:
 class ThreadLane:
     """A queue of requests and the pool's threads that serve it, `width` at most."""
 
-    def __init__(self, engine: Engine, width: int, wake: Callable[[], None]) -> None:
-        self.changed = engine.scheduler.condition()
+    def __init__(self, engine: Engine, width: int, changed: Condition, wake: Callable[[], None]) -> None:
+        """`changed` is notified of outcomes, `wake` called."""
+        self.changed = changed
         self._engine, self._width, self._wake = engine, width, wake
         self._queue: deque[Item] = deque()
         self._workers = 0
@@ -147,11 +149,6 @@ class ThreadLane:
             self.changed.wait_for(lambda: not self._workers)
             found, self.metered = (self.metered[0], self.metered[1]), [0, 0]
             return found if self.meter_usable else None
-
-    def wait(self, timeout: float | None) -> None:
-        """Until an outcome is ready, or `timeout` seconds."""
-        with self.changed.mutex:
-            self.changed.wait_for(lambda: bool(self._outcomes) or not self.busy, timeout)
 
     # what the pool's threads run
 

@@ -1,0 +1,202 @@
+"""What one thread gathers at a time: a window of requests, read in place or packed into a bounce slot and copied from there."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nobounce.errors import DeviceError, NobounceError
+from nobounce.io.movers.gather import NOWAIT, Blocks
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nobounce.io.batch.group import Group
+    from nobounce.io.movers.bounce import Ring
+    from nobounce.runtimes.base import CopyCalls
+
+    Array = np.ndarray[Any, Any]
+
+SLOTS = 2
+"""Bounce slots of one thread: one is read into while the other's copies are under way."""
+BUFFERED, TRIED, DIRECT = range(3)
+"""Through the page cache; only what it holds; past it, into a slot."""
+
+
+class Part(NamedTuple):
+    """Requests of one call that are read alike."""
+
+    group: Group
+    slots: Array
+    how: int
+
+
+class Ended(NamedTuple):
+    """Requests that the lane is done with: bytes that are in the buffer, or minus the errno. `error`: the device's, of all of them."""
+
+    group: Group
+    slots: Array
+    results: Array
+    how: int
+    error: NobounceError | None = None
+
+
+class Window(NamedTuple):
+    """What a thread reads at a time, part behind part in the arrays."""
+
+    parts: list[Part]
+    fds: Array
+    file_offsets: Array
+    nbytes: Array
+    addresses: Array
+    """In the buffers."""
+
+
+class _Slot(NamedTuple):
+    """A window on its way from a bounce slot to the device."""
+
+    window: Window
+    results: Array
+    slot: tuple[int, int]
+
+
+def read(window: Window, addresses: Array, by: Blocks) -> Array:
+    """The results of a window's reads. Never raises: a request that is lost would be waited for for ever."""
+    import numpy as np
+
+    try:
+        at, found = 0, []
+        for how, parts in _alike(window.parts):
+            n = sum(len(p.slots) for p in parts)
+            here = slice(at, at + n)
+            flags = NOWAIT if how == TRIED else 0
+            found.append(
+                by.read(
+                    window.fds[here], window.file_offsets[here], window.nbytes[here], addresses[here], flags
+                )
+            )
+            at += n
+        return found[0] if len(found) == 1 else np.concatenate(found)
+    except (OSError, MemoryError) as e:
+        return np.full(len(window.nbytes), -(getattr(e, "errno", 0) or errno.ENOMEM), np.int64)
+
+
+def _alike(parts: list[Part]) -> list[tuple[int, list[Part]]]:
+    found: list[tuple[int, list[Part]]] = []
+    for part in parts:
+        if found and found[-1][0] == part.how:
+            found[-1][1].append(part)
+        else:
+            found.append((part.how, [part]))
+    return found
+
+
+def nothing(window: Window) -> Array:
+    import numpy as np
+
+    return np.zeros(len(window.nbytes), np.int64)
+
+
+def _copies(targets: Array, sources: Array, results: Array) -> list[tuple[int, int, int]]:
+    """(dst, src, nbytes) of what was read: neighbours on both sides are one copy."""
+    import numpy as np
+
+    there = results > 0
+    targets, sources, nbytes = targets[there], sources[there], results[there]
+    if not len(targets):
+        return []
+    joined = (targets[1:] == targets[:-1] + nbytes[:-1]) & (sources[1:] == sources[:-1] + nbytes[:-1])
+    starts = np.concatenate([[0], np.flatnonzero(~joined) + 1])
+    sizes = np.add.reduceat(nbytes, starts)
+    return list(zip(targets[starts].tolist(), sources[starts].tolist(), sizes.tolist(), strict=True))
+
+
+def split(window: Window, results: Array, error: NobounceError | None = None) -> list[Ended]:
+    found, at = [], 0
+    for part in window.parts:
+        n = len(part.slots)
+        found.append(Ended(part.group, part.slots, results[at : at + n], part.how, error))
+        at += n
+    return found
+
+
+class Relay:
+    """One thread's slots of a device's bounce ring, two where there are two, and its copy stream."""
+
+    def __init__(self, ring: Ring) -> None:
+        """Raises DeviceError and OutOfMemoryError, and holds nothing then."""
+        self._ring = ring
+        self._under_way: deque[_Slot] = deque()
+        self._free: list[tuple[int, int]] = []
+        with ExitStack() as made:
+            self._stream = ring.copy_stream()
+            made.callback(ring.return_stream, self._stream)
+            self._calls: CopyCalls = made.enter_context(ring.runtime.copy_calls(ring.device))
+            first = ring.acquire(wait=True)
+            if first is not None:
+                self._free.append(first)
+            self._undo = made.pop_all()
+
+    def close(self) -> None:
+        """Give slots and stream back; nothing is under way, but where its thread ends by an error of its own."""
+        with self._undo:
+            if self._under_way:
+                self._calls.finish(self._stream)
+            for slot in self._free + [one.slot for one in self._under_way]:
+                self._ring.release(slot)
+
+    def move(self, window: Window, by: Blocks) -> list[Ended]:
+        """Read a window into a slot and start its copies; returns what has ended meanwhile."""
+        ended: list[Ended] = []
+        if not self._free:
+            more = self._ring.acquire(wait=False) if len(self._under_way) < SLOTS else None
+            if more is None:
+                ended += self._finish_one()
+            else:
+                self._free.append(more)
+        slot = self._free.pop()
+        places = window.nbytes.cumsum() - window.nbytes + slot[0]
+        results = read(window, places, by)
+        copies = _copies(window.addresses, places, results)
+        self._under_way.append(_Slot(window, results, slot))
+        try:
+            if len(copies) == 1:
+                self._calls.copy(*copies[0], self._stream)
+            elif copies:
+                self._calls.copy_many(copies, self._stream)
+            self._calls.record(slot[1], self._stream)
+        except DeviceError as e:
+            ended += self._failed(e)
+        return ended
+
+    def finish(self) -> list[Ended]:
+        """Everything that is under way."""
+        ended: list[Ended] = []
+        while self._under_way:
+            ended += self._finish_one()
+        return ended
+
+    def _finish_one(self) -> list[Ended]:
+        oldest = self._under_way[0]
+        try:
+            self._calls.sync(oldest.slot[1])
+        except DeviceError as e:
+            return self._failed(e)
+        self._under_way.popleft()
+        self._free.append(oldest.slot)
+        return split(oldest.window, oldest.results)
+
+    def _failed(self, error: DeviceError) -> list[Ended]:
+        """The device has refused copies: those of every window under way are in doubt, and none is under way afterwards."""
+        try:
+            self._calls.finish(self._stream)
+        except DeviceError as e:
+            error.add_note(str(e))
+        ended: list[Ended] = []
+        while self._under_way:
+            one = self._under_way.popleft()
+            self._free.append(one.slot)
+            ended += split(one.window, one.results, error)
+        return ended

@@ -1,0 +1,283 @@
+"""Reads of a batch that are gathered: what the page cache holds, many at once, in place or by bounce slots."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import nobounce
+from capabilities import need
+from nobounce.facts.pagecache import counted, drop
+from nobounce.io.batch import windows
+from nobounce.io.movers import gather, uring
+
+PAGE = 4096
+NBYTES = 3 * (1 << 20) + 777
+DATA = np.random.default_rng(3).integers(0, 256, NBYTES, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gather") / "data.bin"
+    path.write_bytes(DATA.tobytes())
+    return path
+
+
+@pytest.fixture(params=["ring", "calls"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "ring":
+        need("io_uring")
+    else:
+        monkeypatch.setattr(gather, "blocks", gather.CallBlocks)
+        monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+    return str(request.param)
+
+
+@pytest.fixture
+def read_windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests each window has read, and that none went another way."""
+    seen: list[int] = []
+    plain = windows.read
+
+    def noted(window: Any, *rest: Any) -> Any:
+        seen.append(len(window.nbytes))
+        return plain(window, *rest)
+
+    monkeypatch.setattr(windows, "read", noted)
+    monkeypatch.setattr("nobounce.io.batch.gather.read", noted)
+    return seen
+
+
+def warm(path: Path) -> None:
+    path.read_bytes()
+
+
+def read_all(
+    device: str, path: Path, rows: Any, cache: str, **more: Any
+) -> tuple[Any, Any, nobounce.Receipt]:
+    """(the buffer's bytes, the result, the receipt) of rows of (file_offset, nbytes, buffer_offset)."""
+    at, nbytes, to = (np.array(c, np.int64) for c in zip(*rows, strict=True))
+    size = max(1, int((nbytes + to).max()))
+    with nobounce.open(path) as f, nobounce.Device(device).allocate(size) as buffer:
+        buffer.fill(0x5A, stream=None)
+        with nobounce.Batch(capacity=len(rows)) as batch:
+            batch.read(f, buffer, file_offsets=at, nbytes=nbytes, buffer_offsets=to, cache=cache, **more)  # type: ignore[arg-type]
+            result = batch.wait()
+        return buffer.numpy().copy(), result, batch.receipt
+
+
+def expected(rows: Any, size: int) -> Any:
+    wanted = np.full(size, 0x5A, np.uint8)
+    for at, nbytes, to in rows:
+        part = DATA[at : at + nbytes]
+        wanted[to : to + len(part)] = part
+    return wanted
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("cache", ["auto", "use"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 30), count=st.sampled_from([1, 2, 40, 300]), shuffled=st.booleans())
+def test_every_block_lands_where_it_belongs(
+    path: Path, by: str, device: str, cache: str, seed: int, count: int, shuffled: bool
+) -> None:
+    """Of any size and alignment, over the end of the file, with gaps between them and in any order."""
+    rng = np.random.default_rng(seed)
+    nbytes = rng.choice([0, 1, 7, 512, PAGE, PAGE + 1, 65536], count)
+    at = rng.integers(0, NBYTES + 100, count)
+    to = np.cumsum(nbytes + rng.choice([0, 0, 3, 4096], count)) - nbytes
+    order = rng.permutation(count) if shuffled else np.arange(count)
+    rows = [(int(at[i]), int(nbytes[i]), int(to[i])) for i in order]
+    warm(path)
+    got, result, receipt = read_all(device, path, rows, cache)
+    assert result.ok
+    moved = [len(DATA[a : a + n]) for a, n, _ in rows]
+    assert dict(zip(result.ids.tolist(), result.nbytes.tolist(), strict=True)) == dict(enumerate(moved))
+    assert receipt.nbytes == sum(moved)
+    assert receipt.fastpath_bytes == 0
+    assert set(receipt.reasons) <= {"cached" if cache == "auto" else "cache-use"}
+    wanted = expected(rows, len(got))
+    for (_, n, to_), m in zip(rows, moved, strict=True):  # behind a short read anything may stand
+        got[to_ + m : to_ + n] = wanted[to_ + m : to_ + n]
+    assert (got == wanted).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_what_the_page_cache_holds_is_read_in_windows_of_many(
+    path: Path, read_windows: list[int], device: str
+) -> None:
+    warm(path)
+    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(700)]
+    got, result, receipt = read_all(device, path, rows, "auto")
+    assert (got == DATA[: 700 * PAGE]).all()
+    assert result.backends == ["fallback"] * 700
+    assert sum(read_windows) == 700
+    assert len(read_windows) < 70
+    assert receipt.host_traffic_bytes == (0 if device == "cpu" else 2 * 700 * PAGE)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_blocks_that_are_not_cached_after_all_go_their_own_way_and_are_told_apart(
+    path: Path, device: str, by: str
+) -> None:
+    """Of many blocks a few are asked for; the receipt still says of every byte where it came from."""
+    count = NBYTES // PAGE
+    gone = range(7, count, 43)  # none of the few
+    with nobounce.open(path) as f:
+        fd = f.fileno()
+        os.fdatasync(fd)
+        drop(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # a page is read alone
+        for n in set(range(count)) - set(gone):
+            os.pread(fd, 1, n * PAGE)
+        absent = [n for n in range(count) if counted(fd, n * PAGE, PAGE).resident_bytes == 0]
+    assert absent == list(gone)
+    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(count)]
+    got, result, receipt = read_all(device, path, rows, "auto")
+    assert result.ok
+    assert (got == DATA[: count * PAGE]).all()
+    assert receipt.nbytes == count * PAGE
+    # A missed block makes the kernel read its neighbours ahead, so a few of the others may have come back by their turn.
+    assert 0 < receipt.reasons["direct"] <= len(absent) * PAGE
+    assert receipt.reasons["cached"] == count * PAGE - receipt.reasons["direct"]
+    ways = dict(zip(result.ids.tolist(), result.backends, strict=True))
+    assert {n for n, way in ways.items() if way != "fallback"} <= set(absent)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_cold_blocks_are_not_read_through_the_page_cache(path: Path, device: str) -> None:
+    with nobounce.open(path) as f:
+        os.fdatasync(f.fileno())
+        drop(f.fileno())
+        assert counted(f.fileno(), 0, NBYTES).resident_bytes == 0
+        rows = [(n * PAGE, PAGE, n * PAGE) for n in range(600)]
+        got, _, receipt = read_all(device, path, rows, "auto")
+        assert (got == DATA[: 600 * PAGE]).all()
+        assert receipt.fastpath_bytes == receipt.nbytes
+        assert counted(f.fileno(), 0, NBYTES).resident_bytes == 0
+
+
+def test_a_file_system_that_cannot_be_asked_is_read_without_asking(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE and overlay answer RWF_NOWAIT with EOPNOTSUPP."""
+    plain, flagged = gather.CallBlocks.read, []
+
+    def refusing(self: Any, fds: Any, at: Any, nbytes: Any, to: Any, flags: int) -> Any:
+        flagged.append(flags)
+        if flags:
+            return np.full(len(nbytes), -errno.EOPNOTSUPP, np.int64)
+        return plain(self, fds, at, nbytes, to, flags)
+
+    monkeypatch.setattr(gather.CallBlocks, "read", refusing)
+    monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+    warm(path)
+    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(500)]
+    got, result, _ = read_all("cpu", path, rows, "auto")
+    assert result.ok
+    assert (got == DATA[: 500 * PAGE]).all()
+    assert any(flagged)
+    assert not all(flagged)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_one_bad_block_of_many_fails_alone_and_is_named(
+    path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = gather.CallBlocks.read
+
+    def one_bad(self: Any, fds: Any, at: Any, nbytes: Any, to: Any, flags: int) -> Any:
+        results = plain(self, fds, at, nbytes, to, flags)
+        results[at == 123 * PAGE] = -errno.EIO
+        return results
+
+    monkeypatch.setattr(gather.CallBlocks, "read", one_bad)
+    monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+    warm(path)
+    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(600)]
+    got, result, receipt = read_all(device, path, rows, "use")
+    assert list(result.errors) == [123]
+    error = result.errors[123]
+    assert isinstance(error, nobounce.TransferError)
+    assert (error.errno, error.file_offset, error.nbytes, error.backend) == (
+        errno.EIO,
+        123 * PAGE,
+        PAGE,
+        "fallback",
+    )
+    assert receipt.nbytes == 599 * PAGE
+    wanted = DATA[: 600 * PAGE].copy()
+    wanted[123 * PAGE : 124 * PAGE] = got[123 * PAGE : 124 * PAGE]
+    assert (got == wanted).all()
+
+
+def test_what_was_added_and_submitted_is_read_without_anybody_waiting(path: Path) -> None:
+    warm(path)
+    with (
+        nobounce.open(path) as f,
+        nobounce.Device("cpu").allocate(100 * PAGE) as buffer,
+        nobounce.Batch() as batch,
+    ):
+        batch.read(f, buffer, file_offsets=np.arange(100) * PAGE, nbytes=PAGE, cache="use")
+        batch.submit()
+        while len(batch.wait(min_n=0)) == 0:
+            pass
+
+
+def test_few_blocks_start_no_thread_where_their_caller_waits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nobounce.io.engine import Engine
+
+    monkeypatch.setattr(Engine, "submit", lambda *_: pytest.fail("the pool was asked"))
+    warm(path)
+    got, _, _ = read_all("cpu", path, [(n * PAGE, PAGE, n * PAGE) for n in range(8)], "auto")
+    assert (got == DATA[: 8 * PAGE]).all()
+
+
+def test_rings_are_kept_for_the_next_reads(path: Path) -> None:
+    need("io_uring")
+    warm(path)
+    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(500)]
+    read_all("cpu", path, rows, "use")
+    kept = list(gather._kept)
+    assert kept
+    for _ in range(5):
+        read_all("cpu", path, rows, "use")
+    assert len(gather._kept) <= gather.KEPT_RINGS
+    assert any(ring in gather._kept for ring in kept)
+    assert all(isinstance(ring, uring.Ring) and ring.in_flight == 0 for ring in gather._kept)
+
+
+def test_a_timeout_of_a_gathered_read_is_reported_and_its_row_stays_as_it_was(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    go, plain = threading.Event(), gather.CallBlocks.read
+
+    def held(self: Any, *given: Any) -> Any:
+        assert go.wait(30)
+        return plain(self, *given)
+
+    monkeypatch.setattr(gather.CallBlocks, "read", held)
+    monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+    warm(path)
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(PAGE) as buffer:
+        batch = nobounce.Batch()
+        batch.read(f, buffer, file_offsets=0, nbytes=PAGE, cache="use", timeout=0.05)
+        result = batch.wait()
+        assert result.statuses == ["timeout"]
+        assert isinstance(result.errors[0], nobounce.TransferTimeoutError)
+        with pytest.raises(nobounce.BusyError):
+            buffer.close()
+        go.set()
+        batch.close()
+        assert batch.receipt.nbytes == PAGE
