@@ -11,7 +11,7 @@ import contextlib
 import os
 
 from nobounce.facts.mounts import Mount, find_mount
-from nobounce.facts.source import MOUNTINFO, Source
+from nobounce.facts.source import MOUNTINFO, LiveSource, Source
 from nobounce.facts.statx import Statx
 from nobounce.facts.types import FileSystemFacts, Journal
 
@@ -20,8 +20,34 @@ _MEMORY_MAGIC = frozenset({0x01021994, 0x858458F6, 0x958458F6})
 _MODES: dict[str, Journal] = {"ordered": "ordered", "journal": "journal", "writeback": "writeback"}
 
 
+MOST_KEPT = 256
+"""File systems whose facts are kept."""
+
+
 def filesystem_of(source: Source, found: Statx, label: str) -> FileSystemFacts:
-    """Facts of the file system behind a statx answer; fstype "unknown" where no mount is listed for it."""
+    """Facts of the file system behind a statx answer; fstype "unknown" where no mount is listed for it.
+
+    Of this machine they are kept while its mount table stays as it is: ext4 does not change its journaling mode on a remount.
+    """
+    if not isinstance(source, LiveSource) or found.mount_id is None:
+        return _ask(source, found, label)
+    try:
+        table = source.read_bytes(MOUNTINFO)
+    except OSError:
+        return _ask(source, found, label)
+    key = found.mount_id, found.device
+    kept = source.file_systems.get(key)
+    if kept is not None and kept[0] is table:
+        return kept[1]
+    facts = _ask(source, found, label)
+    if facts.fstype != "unknown":
+        if len(source.file_systems) >= MOST_KEPT:
+            source.file_systems.clear()
+        source.file_systems[key] = source.read_bytes(MOUNTINFO), facts
+    return facts
+
+
+def _ask(source: Source, found: Statx, label: str) -> FileSystemFacts:
     failure = None
     try:
         mount = find_mount(source.read_text(MOUNTINFO), found.mount_id, found.device)

@@ -21,6 +21,7 @@ from typing import Any
 from nobounce.facts import cachestat
 from nobounce.facts.answers import malformed
 from nobounce.facts.statx import Statx, statx
+from nobounce.facts.types import FileSystemFacts
 
 SCHEMA = "nobounce.capture/1"
 MOUNTINFO = "/proc/self/mountinfo"
@@ -139,6 +140,8 @@ class LiveSource(Source):
 
     def __init__(self) -> None:
         self._mounts = _MountTable()
+        self.file_systems: dict[tuple[int, tuple[int, int]], tuple[bytes, FileSystemFacts]] = {}
+        """By mount id and device, with the mount table that they were learnt from: another table makes them worthless."""
 
     def read_bytes(self, path: str, limit: int = 1 << 24) -> bytes:
         return self._mounts.read() if path == MOUNTINFO else super().read_bytes(path, limit)

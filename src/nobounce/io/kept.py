@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
 from nobounce.facts import cachestat, pagecache
+from nobounce.io.strategy import Strategy
 from nobounce.io.target import Target
 from nobounce.route.judge import CACHED, DIRECT, cold_reason, only_direct
 from nobounce.route.scores import alignments, hard_refusals
-from nobounce.route.types import BackendName, Reason, Refusal, Request
+from nobounce.route.types import BackendName, MemoryKind, Reason, Refusal, Request
 from nobounce.runtimes import faults
 from nobounce.runtimes.rawio import RWF_NOWAIT
 
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from nobounce.buffer import Buffer
     from nobounce.io.file import File
     from nobounce.io.job import Job
+    from nobounce.io.movers.bounce import Ring
 
 MOST_NBYTES = 256 << 10
 """Above this, several threads and the usual way are no slower."""
 MOST_PLANS = 32
 PAGE = mmap.PAGESIZE
+ALONE = Strategy(1, MOST_NBYTES, MOST_NBYTES)
+"""Of a read that one thread makes in one call."""
 
 
 class Way(NamedTuple):
@@ -98,6 +102,55 @@ def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, i
         if way.grain > 1 and not is_aligned(way, view._address + buffer_offset, nbytes, file_offset):
             return None
     return plan
+
+
+def first(file: File, view: Buffer, require: str, cache: str, where: tuple[int, int, int]) -> Plan | None:
+    """A plan for reads of a file of which nothing is known, into memory of the host: what the page cache holds comes from there,
+    whatever else is true of the file. It serves until it does not; the whole way that follows puts its own in its place."""
+    allocation, now, fd = view.allocation, settings(), file._fds.get("buffered", -1)
+    runtime = allocation.device._runtime
+    if (
+        require != "auto"
+        or cache != "auto"
+        or file._facts is not None
+        or fd < 0
+        or not 0 < where[0] <= MOST_NBYTES
+        or faults.ACTIVE
+        or now.force_compat_mode
+        or not now.allow_compat_mode
+        or runtime.scheduler is not THREADS
+        or not (runtime.capabilities.host_addressable or allocation.kind is not MemoryKind.DEVICE)
+    ):
+        return None
+    target = plain_target(file, view, None)
+    ways = (Way(fd, RWF_NOWAIT, "fallback", CACHED, if_held=True),)
+    key = allocation.device.name, allocation.kind, require, cache
+    file._plans[key] = Plan(now, target, ways, (), _process)
+    return find(file, view, require, cache, where)
+
+
+def plain_target(file: File, view: Buffer, ring: Ring | None) -> Target:
+    """Both ends of reads through the page cache, for which nothing has to be known of the file."""
+    allocation = view.allocation
+    return Target(
+        op="read",
+        filename=file.name,
+        device_name=allocation.device.name,
+        runtime=allocation.device._runtime,
+        device=allocation.device.ordinal,
+        kind=allocation.kind,
+        address=view.handle,
+        buffered_fd=file._descriptor("buffered"),
+        own_fd=file._owns("buffered"),
+        direct_fd=-1,
+        direct=None,
+        align=PAGE,
+        max_nbytes=0,
+        drop_cache=False,
+        retry_errnos=frozenset(),
+        ring=ring,
+        strategy=ALONE,
+    )
 
 
 def keep(file: File, request: Request, job: Job) -> None:

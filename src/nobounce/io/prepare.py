@@ -77,7 +77,9 @@ def transfer(
         if op == "read" and progress is None:
             nbytes, file_offset, buffer_offset = where
             exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
-            plan = kept.find(file, view, require, cache, exact)
+            plan = kept.find(file, view, require, cache, exact) or kept.first(
+                file, view, require, cache, exact
+            )
             if plan is not None:
                 if plan.target.ring is not None or hooks.watchers:
                     return _small(file, view, plan, exact, require, cache)

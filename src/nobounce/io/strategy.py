@@ -54,6 +54,8 @@ GATHER_ROWS, GATHER_LEAST_NBYTES = 1024, 128 << 10
 """Blocks that one thread gathers at a time at most, and the bytes of them that are worth another thread."""
 GATHERED_NBYTES = SLOT_NBYTES
 """The largest block that is gathered: it fits a slot."""
+FEW_ROWS = 8
+"""Blocks of one file, of which nothing is known yet, that are looked for in the page cache before anything is learnt of it."""
 SAMPLED_ROWS, EACH_ROW = 16, 64
 """Blocks of a batch whose residency is asked first, and up to how many each is asked: a question takes 2 us, reading a cached block of
 4 KiB one."""

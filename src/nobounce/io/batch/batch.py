@@ -22,9 +22,10 @@ from nobounce.buffer import as_buffer
 from nobounce.clock import THREADS
 from nobounce.errors import ArgumentError, ClosedError, NobounceError, RouteError, UnavailableError
 from nobounce.io import hooks
+from nobounce.io.batch.columns import Share, integers, requests
 from nobounce.io.batch.driver import Driver
 from nobounce.io.batch.group import Group
-from nobounce.io.batch.table import BatchEvent, BatchResult, positions
+from nobounce.io.batch.table import BatchEvent, BatchResult
 from nobounce.io.engine import engine_for
 from nobounce.io.movers import uring
 from nobounce.io.prepare import in_order
@@ -90,11 +91,12 @@ class Batch:
 
     def read(
         self,
-        file: File,
+        file: File | Sequence[File],
         buffer: Any,
         *,
         file_offsets: Any,
         nbytes: Any,
+        file_index: Any = None,
         buffer_offsets: Any = None,
         require: Require = "auto",
         cache: Cache = "auto",
@@ -104,24 +106,27 @@ class Batch:
         """Add reads; returns their ids (int64, counting up from 0 over the batch's life). They start with `submit` or `wait`.
 
         `file_offsets`, `nbytes` and `buffer_offsets` are bytes: integers or flat sequences of them, scalars stand for
-        all. Without `buffer_offsets` the requests lie packed in the buffer, one behind the other. `require` and `cache` are those of
-        `File.read`, and so is what lies behind the bytes of a short read. `timeout` seconds after its start a request ends with status "timeout"; where the kernel cannot give it up
-        it goes on in the dark, and holds its buffer until it ends. `cookies` come back with the results.
+        all. Without `buffer_offsets` the requests lie packed in the buffer, one behind the other. Of several files,
+        `file_index` says by its place in `file` which each request reads. `require` and `cache` are those of `File.read`,
+        and so is what lies behind the bytes of a short read. `timeout` seconds after its start a request ends with status
+        "timeout"; where the kernel cannot give it up it goes on in the dark, and holds its buffer until it ends. `cookies`
+        come back with the results.
 
         A request outside the buffer is "invalid", and so is one that `require` leaves no backend: the others run. Raises
         ArgumentError for arguments that fit no request, for more requests than the capacity has room for and, with
         `strict`, for the first bad request; RouteError where no request of the call has a backend; ClosedError, ConfigError.
         """
-        where = file_offsets, nbytes, buffer_offsets
-        return self._add("read", file, buffer, where, require, cache, timeout, cookies)
+        where = file_offsets, nbytes, buffer_offsets, file_index
+        return self._add("read", file, buffer, where, (require, cache, timeout), cookies)
 
     def write(
         self,
-        file: File,
+        file: File | Sequence[File],
         buffer: Any,
         *,
         file_offsets: Any,
         nbytes: Any,
+        file_index: Any = None,
         buffer_offsets: Any = None,
         require: Require = "auto",
         cache: Cache = "avoid",
@@ -133,33 +138,33 @@ class Batch:
         Writes that need the page cache (unaligned edges) never run beside direct writes of the batch: a page that holds
         bytes of both could be written back over the direct ones.
         """
-        where = file_offsets, nbytes, buffer_offsets
-        return self._add("write", file, buffer, where, require, cache, timeout, cookies)
+        where = file_offsets, nbytes, buffer_offsets, file_index
+        return self._add("write", file, buffer, where, (require, cache, timeout), cookies)
 
     def _add(
         self,
         op: Op,
-        file: File,
+        file: File | Sequence[File],
         buffer: Any,
-        where: tuple[Any, Any, Any],
-        require: Require,
-        cache: Cache,
-        timeout: float | None,
+        where: tuple[Any, Any, Any, Any],
+        how: tuple[Require, Cache, float | None],
         cookies: Sequence[Any] | None,
     ) -> Array:
         import numpy as np
 
         view = as_buffer(buffer, write=op == "read")
-        places = positions(view.nbytes, *where)
+        places, shares = requests(view.nbytes, file, where)
         count = len(places[0])
+        require, cache, timeout = how
         if cookies is not None and len(cookies) != count:
             raise ArgumentError(f"{len(cookies)} cookies for {count} requests")
         if timeout is not None and not timeout >= 0:
             raise ArgumentError(f"timeout={timeout!r}: give seconds, or None")
         view.wait()
         if view.allocation.arriving:
-            for file_offset, size, at in zip(*(column.tolist() for column in places), strict=True):
-                in_order(file, op, view, (size, file_offset, at))
+            for share in shares:
+                for file_offset, size, at in zip(*(c[share.rows].tolist() for c in places), strict=True):
+                    in_order(share.file, op, view, (size, file_offset, at))
 
         def add(_: GivenUp) -> Array:
             pool = engine_for(view.device._runtime)
@@ -170,17 +175,20 @@ class Batch:
                     f"{count} requests do not fit: the capacity is {self.capacity} and the results of "
                     f"{self._driver.table.used} have not been taken. Take them with wait(), or make a larger Batch"
                 )
-            group = Group(file, op, view, places, require, cache, pool)
-            try:
-                self._refuse(group, count)
-            except BaseException:
-                group.release()
-                raise
+            with contextlib.ExitStack() as made:
+                groups = []
+                for share in shares:
+                    group = Group(share.file, op, view, share.of(places), require, cache, pool)
+                    made.callback(group.release)
+                    groups.append(group)
+                self._refuse(groups, shares, count)
+                made.pop_all()
             first, self._next_id = self._next_id, self._next_id + count
             ids = np.arange(first, first + count, dtype=np.int64)
             if cookies is not None:
                 self._driver.results.cookies.update(zip(ids.tolist(), cookies, strict=True))
-            self._driver.add(group, ids, timeout, pool)
+            for group, share in zip(groups, shares, strict=True):
+                self._driver.add(group, ids if share.all else ids[share.rows], timeout, pool)
             return ids
 
         return self._locked(add, view.device._runtime.scheduler)
@@ -197,27 +205,31 @@ class Batch:
 
         return uninterrupted(locked, scheduler or self._driver.scheduler)
 
-    def _refuse(self, group: Group, count: int) -> None:
+    def _refuse(self, groups: list[Group], shares: list[Share], count: int) -> None:
         """Raise for a call that cannot run at all, or with `strict` for its first bad request."""
         import numpy as np
 
-        kinds = group.answer.kinds
-        bad = np.flatnonzero((kinds == INVALID) | (kinds == REFUSED))
-        if not len(bad):
-            return
-        if self.strict:
-            index = int(bad[0])
-            error = group.error_at(index)
-            note = f"request {index} of {count} (strict: none of them runs)"
+        bad, hopeless = 0, True
+        for group, share in zip(groups, shares, strict=True):
+            kinds = group.answer.kinds
+            mine = np.flatnonzero((kinds == INVALID) | (kinds == REFUSED))
+            bad += len(mine)
+            hopeless = hopeless and group.answer.hopeless and bool((kinds == REFUSED).any())
+            if not len(mine) or not self.strict:
+                continue
+            error = group.error_at(int(mine[0]))
+            note = f"request {int(share.rows[mine[0]])} of {count} (strict: none of them runs)"
             if isinstance(error, ArgumentError):
                 raise ArgumentError(f"{note}: {error}") from error
             if error is not None:
                 error.add_note(note)
                 raise error
-        if group.answer.hopeless and len(bad) == count and bool((kinds == REFUSED).any()):
-            error = group.error_at(int(np.flatnonzero(kinds == REFUSED)[0]))
-            if isinstance(error, RouteError):
-                hooks.unrouted(group.op, group.target.device_name, int(group.nbytes.sum()), None, error)
+        if hopeless and bad == count and groups:
+            for group in groups:
+                error = group.error_at(int(np.flatnonzero(group.answer.kinds == REFUSED)[0]))
+                if isinstance(error, RouteError):
+                    hooks.unrouted(group.op, group.target.device_name, int(group.nbytes.sum()), None, error)
+            error = groups[0].error_at(int(np.flatnonzero(groups[0].answer.kinds == REFUSED)[0]))
             if error is not None:
                 raise error
 
@@ -260,8 +272,6 @@ class Batch:
         What runs already goes on: `wait` reports it.
         """
         import numpy as np
-
-        from nobounce.io.batch.table import integers
 
         wanted = None if ids is None else np.atleast_1d(integers(ids, "ids"))
         return self._locked(lambda _: self._driver.cancel(wanted))

@@ -75,6 +75,8 @@ class Driver:
 
     def add(self, group: Group, ids: Array, timeout: float | None, pool: Engine) -> None:
         """Requests of one call into the table. Bad ones and empty ones have ended already."""
+        import numpy as np
+
         self.pool = self._lanes.pool = pool
         t, answer, n = self.table, group.answer, len(ids)
         if n == 0:
@@ -82,7 +84,7 @@ class Driver:
             return
         slots = t.take(n)
         key, self._next_group = self._next_group, self._next_group + 1
-        t.id[slots], t.group[slots] = ids, key
+        t.id[slots], t.group[slots], t.row[slots] = ids, key, np.arange(n)
         t.file_offset[slots], t.nbytes[slots], t.buffer_offset[slots] = (
             group.file_offset,
             group.nbytes,
@@ -116,7 +118,7 @@ class Driver:
                 hooks.batch_done(group, self.scheduler.now())
             return
         t.status[good] = ADDED
-        group.left, group.first_id = moving, int(ids[0])
+        group.left = moving
         self._ends.groups[key] = group
         self._added.append((key, good, math.inf if timeout is None else timeout))
 

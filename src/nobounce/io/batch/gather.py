@@ -65,7 +65,7 @@ class GatherLane:
         chosen = (t.kind[slots] == many.WHOLE) & (t.nbytes[slots] <= group.most_gathered)
         cached = t.reason[slots] == group.cached_reason
         how[cached] = TRIED if group.nowait else BUFFERED
-        by_choice = cached | (group.request.cache == "use")
+        by_choice = cached | (group.cache == "use")
         align = target.relay_align
         direct = (t.nbytes[slots] % align == 0) & (t.file_offset[slots] % align == 0)
         if target.relay_fd >= 0 and target.ring is not None:
@@ -98,7 +98,7 @@ class GatherLane:
             if not self._queued:
                 return
             nbytes = sum(int(self._table.nbytes[p.slots].sum()) for p in self._queue)
-            settings = self._queue[0].group.request.settings
+            settings = self._queue[0].group.settings
             plan = self._plan = gathering(settings, machine_for(THREADS), self._queued, nbytes)
             more = max(0, plan.width - helpers - self._workers)
             self._workers += more

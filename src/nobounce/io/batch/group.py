@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce import reaper
 from nobounce.clock import THREADS, Scheduler
-from nobounce.errors import NobounceError, RouteError
+from nobounce.config import settings
+from nobounce.errors import InternalError, NobounceError, RouteError
 from nobounce.facts.pagecache import counted, residency
 from nobounce.io.engine import Engine
 from nobounce.io.evidence import MIN_NBYTES, SERVED, Range, denied, served_by_cache
+from nobounce.io.kept import plain_target
 from nobounce.io.movers.gather import NOWAIT
 from nobounce.io.plan import cached_ranges
 from nobounce.io.prepare import (
@@ -21,10 +23,17 @@ from nobounce.io.prepare import (
     ring_for,
     with_indirect,
 )
-from nobounce.io.strategy import EACH_ROW, GATHERED_NBYTES, SAMPLED_ROWS, URING_NBYTES, one_of_many
+from nobounce.io.strategy import (
+    EACH_ROW,
+    FEW_ROWS,
+    GATHERED_NBYTES,
+    SAMPLED_ROWS,
+    URING_NBYTES,
+    one_of_many,
+)
 from nobounce.io.target import Chunk, Piece, cut
 from nobounce.route import many
-from nobounce.route.judge import DIRECT, judge
+from nobounce.route.judge import CACHED, DIRECT, judge
 from nobounce.route.types import Cache, CachedRange, Op, Refusal, Request, Require
 from nobounce.runtimes import faults
 
@@ -37,6 +46,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 READ_AHEAD = 8 << 20
+HELD = CACHED, SERVED
+"""The reasons of reads that begin with what the page cache holds and nothing else known."""
 
 
 class Group:
@@ -54,28 +65,30 @@ class Group:
     ) -> None:
         """Raises ArgumentError, ConfigError, ClosedError, FileError; nothing is held then."""
         self.file, self.view, self.op = file, view, op
+        self._require, self.cache, self._pool = require, cache, pool
         self._born = reaper.generation()
         self.file_offset, self.nbytes, self.buffer_offset = where
-        whole = make_request(file, op, memory_of(view), view.device, (0, 0, 0), require, cache)
-        self.most_gathered = (
-            GATHERED_NBYTES if op == "read" and pool.scheduler is THREADS and not faults.ACTIVE else 0
-        )
+        self.settings = settings()
+        real = pool.scheduler is THREADS and not faults.ACTIVE
+        self.most_gathered = GATHERED_NBYTES if op == "read" and real else 0
         """Bytes of a request that is read as one of many; 0: none is."""
-        hull = max(0, int(self.file_offset.min())) if len(self.nbytes) else 0
-        end = int(self.file_offset.max()) + int(self.nbytes.max()) if len(self.nbytes) else 0
-        self.request: Request = with_indirect(file, whole, hull, end - hull)
-        self.answer = many.judge_many(self.request, *where, cached=self._cached())
-        self.cached_reason = len(self.answer.reason_list) - 1 if self.answer.cold_kinds is not None else -2
-        """The index of the reason of what the page cache holds by choice; -2: there is none."""
-        self.answer = dataclasses.replace(self.answer, reason_list=(*self.answer.reason_list, SERVED))
-        self.served_reason = len(self.answer.reason_list) - 1
-        kinds = self.answer.kinds
         self.nowait = bool(NOWAIT)
         """Whether the file system reads what the page cache holds and no more, where it is asked to."""
         self.scheduler: Scheduler = pool.scheduler
         self._lock = pool.scheduler.lock()
-        direct = bool(((kinds == many.DIRECT) | (kinds == many.SPLIT)).any())
-        ring = ring_for(view, whole.memory.kind, pool)
+        self.direct_errno: int | None = None
+        self._cold: list[CachedRange] | None = None
+        self._before: dict[Range, int] = {}
+        self.denied_nbytes = 0
+        """Bytes that `finish` found not to have gone direct."""
+        self.resident_before: int | None = None
+        self.grew = False
+        self.left = 0
+        self.submitted_at = self.scheduler.now()
+        self._request: Request | None = None
+        self._begun_held = False
+        self.cached_reason, self.served_reason = 0, 1
+        """Indices of two reasons: what the page cache holds, taken by choice (-2: there is none), and what it served unasked."""
         file._enter()
         try:
             view._acquire()
@@ -84,27 +97,105 @@ class Group:
             raise
         self.held = True
         try:
-            self.target = make_target(file, whole, view, ring, one_of_many(whole.settings), direct=direct)
-            if ring is not None and op == "read" and (align := relay_alignment(file, whole)):
-                self.target.relay_fd, self.target.relay_align = file._descriptor("direct"), align
-            self.plain = direct and self.target.direct is not None and self.target.direct.plain
-            self.direct_errno: int | None = None
-            self._cold: list[CachedRange] | None = None
-            self.direct_nbytes = int(self.nbytes[kinds == many.DIRECT].sum())
-            self.watch = self.direct_nbytes >= MIN_NBYTES
-            self.checked = direct and not self.target.vouched and op == "read"
-            """Whether each read is checked against the page cache as it ends."""
-            self._before: dict[Range, int] = {}
-            self.denied_nbytes = 0
-            """Bytes that `finish` found not to have gone direct."""
-            self.span = self._span()
-            self.resident_before: int | None = None
-            self.grew = False
-            self.left = self.first_id = 0
-            self.submitted_at = self.scheduler.now()
+            if not self._is_held_whole():
+                self.learn()
         except BaseException:
             self.release()
             raise
+
+    def _is_held_whole(self) -> bool:
+        """Whether these few reads, of a file of which nothing is known, find every byte in the page cache: nothing else has to be
+        learnt of it then."""
+        import numpy as np
+
+        count = len(self.nbytes)
+        if (
+            not 0 < count <= FEW_ROWS
+            or self.file._facts is not None
+            or not self._may_ask()
+            or not self.most_gathered
+            or not self.settings.allow_compat_mode
+        ):
+            return False
+        ends = self.buffer_offset + self.nbytes
+        if int(self.nbytes.max()) > self.most_gathered or int(ends.max()) > self.view.nbytes:
+            return False
+        if min(int(c.min()) for c in (self.nbytes - 1, self.buffer_offset, self.file_offset)) < 0:
+            return False
+        if not bool((self._ask(np.arange(count)) == many.ALL).all()):
+            return False
+        kinds, reasons = np.full(count, many.WHOLE, np.uint8), np.zeros(count, np.int8)
+        self.answer = many.Answer(kinds, reasons, HELD)
+        self._begun_held = True
+        self.target = plain_target(
+            self.file, self.view, ring_for(self.view, self.view.memory_kind, self._pool)
+        )
+        self.plain = self.watch = self.checked = False
+        self.direct_nbytes, self.span = 0, (0, 0)
+        return True
+
+    @property
+    def request(self) -> Request:
+        """A request of the group, without its place."""
+        if self._request is None:
+            self.learn()
+        request = self._request
+        if request is None:
+            raise InternalError("a group without facts")
+        return request
+
+    def learn(self) -> None:
+        """Everything that the ways of the requests depend on."""
+        import numpy as np
+
+        if self._request is not None:
+            return
+        file, view, op = self.file, self.view, self.op
+        whole = make_request(file, op, memory_of(view), view.device, (0, 0, 0), self._require, self.cache)
+        hull = max(0, int(self.file_offset.min())) if len(self.nbytes) else 0
+        end = int(self.file_offset.max()) + int(self.nbytes.max()) if len(self.nbytes) else 0
+        self._request = with_indirect(file, whole, hull, end - hull)
+        where = self.file_offset, self.nbytes, self.buffer_offset
+        begun = self._begun_held
+        answer = many.judge_many(self._request, *where, cached=None if begun else self._cached())
+        if begun:  # its rows name those two
+            reasons = np.where(answer.reasons >= 0, answer.reasons + len(HELD), -1).astype(np.int8)
+            self.answer = dataclasses.replace(
+                answer, reasons=reasons, reason_list=(*HELD, *answer.reason_list)
+            )
+        else:
+            self.cached_reason = len(answer.reason_list) - 1 if answer.cold_kinds is not None else -2
+            self.answer = dataclasses.replace(answer, reason_list=(*answer.reason_list, SERVED))
+            self.served_reason = len(answer.reason_list)
+        kinds = answer.kinds
+        direct = any(
+            bool(((k == many.DIRECT) | (k == many.SPLIT)).any())
+            for k in (kinds, answer.cold_kinds)
+            if k is not None
+        )
+        ring = ring_for(view, whole.memory.kind, self._pool)
+        self.target = make_target(file, whole, view, ring, one_of_many(whole.settings), direct=direct)
+        if ring is not None and op == "read" and (align := relay_alignment(file, whole)):
+            self.target.relay_fd, self.target.relay_align = file._descriptor("direct"), align
+        self.plain = direct and self.target.direct is not None and self.target.direct.plain
+        self.direct_nbytes = int(self.nbytes[kinds == many.DIRECT].sum())
+        self.watch = self.direct_nbytes >= MIN_NBYTES
+        self.checked = direct and not self.target.vouched and op == "read"
+        """Whether each read is checked against the page cache as it ends."""
+        self.span = self._span()
+
+    def missed(self, rows: Array) -> tuple[Array, Array]:
+        """(kinds, reasons) of requests that the page cache does not hold after all."""
+        self.learn()
+        answer = self.answer
+        if answer.cold_kinds is None or answer.cold_reasons is None:
+            return answer.kinds[rows], answer.reasons[rows]
+        return answer.cold_kinds[rows], answer.cold_reasons[rows]
+
+    def _may_ask(self) -> bool:
+        """Whether the ways of these requests depend on the page cache."""
+        asks = self.cache == "auto" and self.op == "read" and self._require == "auto"
+        return asks and not self.settings.force_compat_mode
 
     def _direct_ranges(self) -> list[Range]:
         direct = self.answer.kinds == many.DIRECT
@@ -125,14 +216,8 @@ class Group:
         """
         import numpy as np
 
-        r, count = self.request, len(self.nbytes)
-        if (
-            r.cache != "auto"
-            or r.op != "read"
-            or r.require != "auto"
-            or r.settings.force_compat_mode
-            or not count
-        ):
+        count = len(self.nbytes)
+        if not self._may_ask() or not count:
             return None
         chosen = np.arange(count)
         if count > EACH_ROW and int(self.nbytes.max()) <= self.most_gathered:

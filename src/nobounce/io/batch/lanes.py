@@ -132,11 +132,8 @@ class Lanes:
 
     def again(self, group: Group, slots: Array) -> None:
         """The page cache does not hold these after all: they go the way they would have gone without it."""
-        t, answer = self._table, group.answer
-        if answer.cold_kinds is None or answer.cold_reasons is None:
-            raise InternalError("requests missed in the page cache that were not looked for there")
-        rows = t.id[slots] - group.first_id
-        t.kind[slots], t.reason[slots] = answer.cold_kinds[rows], answer.cold_reasons[rows]
+        t = self._table
+        t.kind[slots], t.reason[slots] = group.missed(t.row[slots])
         self._launch(group, slots)
 
     def _to_threads(self, group: Group, slots: Array) -> None:

@@ -99,6 +99,7 @@ class Table:
     COLUMNS = (
         ("id", "i8"),
         ("group", "i8"),
+        ("row", "i8"),
         ("file_offset", "i8"),
         ("buffer_offset", "i8"),
         ("nbytes", "i8"),
@@ -113,6 +114,8 @@ class Table:
     )
     id: Array
     group: Array
+    row: Array
+    """Its place among the requests of its group."""
     file_offset: Array
     buffer_offset: Array
     nbytes: Array
@@ -171,58 +174,3 @@ class Table:
         fresh = np.arange(room - 1, self._room - 1, -1, dtype=np.int64)
         self._free = np.concatenate([fresh, self._free])
         self._room = room
-
-
-def positions(
-    view_nbytes: int, file_offsets: Any, nbytes: Any, buffer_offsets: Any
-) -> tuple[Array, Array, Array]:
-    """(file offsets, sizes, buffer offsets) as int64 arrays of one length. Raises ArgumentError.
-
-    Without buffer offsets the requests lie packed, one behind the other; one that no buffer could hold takes no room.
-    """
-    import numpy as np
-
-    given = {"file_offsets": file_offsets, "nbytes": nbytes}
-    if buffer_offsets is not None:
-        given["buffer_offsets"] = buffer_offsets
-    columns = [integers(value, name) for name, value in given.items()]
-    lengths = {c.size for c in columns if c.ndim}
-    count = max(lengths, default=1)
-    if len(lengths - {1}) > 1 or (0 in lengths and count > 1):
-        sizes = ", ".join(f"{n} has {c.size}" for n, c in zip(given, columns, strict=True) if c.ndim)
-        raise _argument(f"the arrays differ in length: {sizes}")
-    if 0 in lengths:
-        count = 0
-    spread = [np.ascontiguousarray(np.broadcast_to(c.reshape(-1), (count,))) for c in columns]
-    if buffer_offsets is None:
-        room = np.where((spread[1] < 0) | (spread[1] > view_nbytes), 0, spread[1])
-        ends = np.cumsum(room)
-        spread.append(ends - room)
-    return spread[0], spread[1], spread[2]
-
-
-def integers(value: Any, name: str) -> Array:
-    """A scalar or a flat sequence of integers as int64. Raises ArgumentError."""
-    import numpy as np
-
-    try:
-        found = np.asarray(value)
-    except (ValueError, OverflowError):
-        raise _argument(f"{name} is no flat sequence of integers") from None
-    if found.ndim > 1:
-        raise _argument(f"{name} has {found.ndim} dimensions: give an integer or a flat sequence of them")
-    if found.size == 0 and not isinstance(value, np.ndarray):
-        found = found.astype(np.int64)
-    if found.dtype.kind in "ufO":  # integers past int64 make numpy choose these
-        for index, one in enumerate(np.atleast_1d(np.asarray(value, object))):
-            if isinstance(one, int) and not -(1 << 63) <= one < 1 << 63:
-                raise _argument(f"{name}[{index}] is {one}, past the largest offset there is")
-    if found.dtype.kind not in "iu":
-        raise _argument(f"{name} is of {found.dtype}: give integers (bytes)")
-    return found.astype(np.int64)
-
-
-def _argument(message: str) -> Exception:
-    from nobounce.errors import ArgumentError
-
-    return ArgumentError(message)
