@@ -102,8 +102,9 @@ def kvikio(path: Path) -> Run:
     """`CuFile.pread` of every block, a future each, on its pool of threads; the buffer as CuPy sees it."""
     import cupy
     import kvikio as peer
+    import kvikio.defaults as kvikio_defaults
 
-    peer.defaults.set({"num_threads": KVIKIO_THREADS, "task_size": 4 * MIB})
+    kvikio_defaults.set({"num_threads": KVIKIO_THREADS, "task_size": 4 * MIB})
     opened = peer.CuFile(str(path), "r")
 
     def run(work: Work) -> None:

@@ -30,6 +30,7 @@ from nobounce.io.batch.table import (
     BatchResult,
     Table,
 )
+from nobounce.io.batch.windows import together
 from nobounce.io.engine import Engine
 from nobounce.route import many
 from nobounce.uninterrupted import GivenUp
@@ -184,7 +185,7 @@ class Driver:
             self._ends.of_ring(*found)
         for out in self._lanes.take_threads():
             self._ends.of_thread(out)
-        for part in self._lanes.take_gathered():
+        for part in together(self._lanes.take_gathered()):
             self._ends.of_gathering(part)
         if self._timed:
             self._expire()

@@ -200,3 +200,22 @@ class Relay:
             self._free.append(one.slot)
             ended += split(one.window, one.results, error)
         return ended
+
+
+def together(ended: list[Ended]) -> list[Ended]:
+    """Those that ended alike as one: looking at the ends of a window costs the same for one request and for thousands."""
+    import numpy as np
+
+    if len(ended) < 2:
+        return ended
+    alike: dict[tuple[int, int], list[Ended]] = {}
+    for one in ended:
+        alike.setdefault((id(one.group) if one.error is None else id(one), one.how), []).append(one)
+    return [
+        parts[0]
+        if len(parts) == 1
+        else parts[0]._replace(
+            slots=np.concatenate([p.slots for p in parts]), results=np.concatenate([p.results for p in parts])
+        )
+        for parts in alike.values()
+    ]
