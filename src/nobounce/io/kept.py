@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
 from nobounce.facts import cachestat, pagecache
+from nobounce.io import hooks
 from nobounce.io.strategy import Strategy
 from nobounce.io.target import Target
 from nobounce.route.judge import CACHED, DIRECT, cold_reason, only_direct
@@ -122,6 +123,7 @@ def first(file: File, view: Buffer, require: str, cache: str, where: tuple[int, 
         or not (runtime.capabilities.host_addressable or allocation.kind is not MemoryKind.DEVICE)
     ):
         return None
+    hooks.start()  # it may be the first transfer of the process
     target = plain_target(file, view, None)
     ways = (Way(fd, RWF_NOWAIT, "fallback", CACHED, if_held=True),)
     key = allocation.device.name, allocation.kind, require, cache

@@ -22,13 +22,15 @@ from nobounce.io.batch.windows import (
     Part,
     Relay,
     Window,
+    cut,
     nothing,
     read,
     split,
+    window,
 )
 from nobounce.io.engine import machine_for
 from nobounce.io.movers.gather import Blocks, blocks
-from nobounce.io.strategy import Gathering, gathering
+from nobounce.io.strategy import gathering
 from nobounce.route import many
 
 if TYPE_CHECKING:
@@ -49,10 +51,14 @@ class GatherLane:
     def __init__(self, engine: Engine, table: Table, changed: Condition, wake: Callable[[], None]) -> None:
         """`changed` is notified of ends, `wake` called."""
         self._engine, self._table, self._changed, self._wake = engine, table, changed, wake
-        self._queue: deque[Part] = deque()
-        self._queued = self._workers = 0
-        self._plan = Gathering(1, 1, 1)
-        self._ended: list[Ended] = []
+        self._added: list[Part] = []
+        self._windows: deque[list[Part]] = deque()
+        """Taken out, and ends put in, without a lock: each is one step of the interpreter, and threads that wait for a lock whose owner
+        waits for the interpreter are slower than one."""
+        self._ended: deque[Ended] = deque()
+        self._workers, self._width = 0, 1
+        self.waited_for = False
+        """Whether a thread waits for `changed`, or is about to: set before it looks whether there is anything to wait for."""
         self.busy = 0
         """Requests put in whose ends have not been taken out."""
 
@@ -78,29 +84,28 @@ class GatherLane:
         """Have these read."""
         import numpy as np
 
-        t = self._table
-        if group.target.ring is not None and len(slots) > 1:
-            at = t.buffer_offset[slots]
-            if not bool((at[1:] >= at[:-1]).all()):
-                order = np.argsort(at, kind="stable")
-                slots, how = slots[order], how[order]
-        found = [int(how[0])] if bool((how == how[0]).all()) else np.unique(how).tolist()
-        with self._changed.mutex:
-            for one in found:
-                chosen = slots if len(found) == 1 else slots[how == one]
-                self._queue.append(Part(group, chosen, one))
-            self._queued += len(slots)
-            self.busy += len(slots)
+        t, target = self._table, group.target
+        to = t.buffer_offset[slots]
+        if target.ring is not None and not bool((to[1:] >= to[:-1]).all()):
+            order = np.argsort(to, kind="stable")
+            slots, how, to = slots[order], how[order], to[order]
+        columns = slots, t.file_offset[slots], t.nbytes[slots], to + target.address
+        for one in [int(how[0])] if bool((how == how[0]).all()) else np.unique(how).tolist():
+            fd = target.relay_fd if one == DIRECT else target.buffered_fd
+            part = Part(group, one, fd, *columns)
+            self._added.append(part if bool((how == one).all()) else part.without(how != one))
+        self.busy += len(slots)
 
     def start(self, helpers: int) -> None:
         """Have the pool's threads begin. `helpers`: so many threads are about to work here besides (`work`)."""
+        added, self._added = self._added, []
+        if added:
+            count, nbytes = sum(len(p.slots) for p in added), sum(int(p.nbytes.sum()) for p in added)
+            plan = gathering(added[0].group.settings, machine_for(THREADS), count, nbytes)
+            self._width = plan.width
+            self._windows.extend(cut(added, plan.rows, plan.nbytes))
         with self._changed.mutex:
-            if not self._queued:
-                return
-            nbytes = sum(int(self._table.nbytes[p.slots].sum()) for p in self._queue)
-            settings = self._queue[0].group.settings
-            plan = self._plan = gathering(settings, machine_for(THREADS), self._queued, nbytes)
-            more = max(0, plan.width - helpers - self._workers)
+            more = max(0, min(self._width, len(self._windows)) - helpers - self._workers)
             self._workers += more
         if more:
             self._engine.submit(_Spell(self, more))
@@ -116,13 +121,14 @@ class GatherLane:
 
     @property
     def queued(self) -> bool:
-        return self._queued > 0
+        return bool(self._windows or self._added)
 
     def take(self) -> list[Ended]:
         """What has ended."""
-        with self._changed.mutex:
-            found, self._ended = self._ended, []
-            self.busy -= sum(len(e.slots) for e in found)
+        found = []
+        while self._ended:
+            found.append(self._ended.popleft())
+        self.busy -= sum(len(e.slots) for e in found)
         return found
 
     def withdraw(self, wanted: Array) -> Array:
@@ -130,17 +136,22 @@ class GatherLane:
         import numpy as np
 
         gone: list[Array] = [np.zeros(0, np.int64)]
-        with self._changed.mutex:
-            kept: deque[Part] = deque()
-            for part in self._queue:
+        queued = [self._added]
+        while (parts := self._next()) is not None:
+            queued.append(parts)
+        kept: list[list[Part]] = []
+        for parts in queued:
+            left = []
+            for part in parts:
                 out = np.isin(part.slots, wanted)
                 gone.append(part.slots[out])
                 if not out.all():
-                    kept.append(part._replace(slots=part.slots[~out]))
-            self._queue = kept
-            taken = np.concatenate(gone)
-            self._queued -= len(taken)
-            self.busy -= len(taken)
+                    left.append(part.without(out) if out.any() else part)
+            kept.append(left)
+        self._added = kept[0]
+        self._windows.extend(left for left in kept[1:] if left)
+        taken = np.concatenate(gone)
+        self.busy -= len(taken)
         return taken
 
     # what threads run
@@ -157,36 +168,32 @@ class GatherLane:
     def work(self, seconds: float = math.inf) -> None:
         """Read windows until there are none, or for about so many seconds."""
         until = self._engine.scheduler.now() + seconds
-        window = self._claim(until)
-        if window is None:
+        mine = self._claim(until)
+        if mine is None:
             return
         by = blocks()
         try:
-            while window is not None:
-                ring = window.parts[0].group.target.ring
-                window = (
-                    self._in_place(window, by, until)
-                    if ring is None
-                    else self._relay(window, ring, by, until)
-                )
+            while mine is not None:
+                ring = mine.parts[0].ring
+                mine = self._in_place(mine, by, until) if ring is None else self._relay(mine, ring, by, until)
         finally:
             by.close()
 
-    def _in_place(self, window: Window, by: Blocks, until: float) -> Window | None:
+    def _in_place(self, mine: Window, by: Blocks, until: float) -> Window | None:
         """Read the window into memory that the host reaches; returns the next one."""
-        self._tell(split(window, read(window, window.addresses, by)))
+        self._tell(split(mine, read(mine, mine.addresses, by)))
         return self._claim(until)
 
-    def _relay(self, window: Window, ring: Ring, by: Blocks, until: float) -> Window | None:
+    def _relay(self, mine: Window, ring: Ring, by: Blocks, until: float) -> Window | None:
         """Move the window, and those behind it that take the same way; returns the next that does not."""
-        following: Window | None = window
+        following: Window | None = mine
         try:
             relay = Relay(ring)
         except NobounceError as e:
-            self._tell(split(window, nothing(window), e))
+            self._tell(split(mine, nothing(mine), e))
             return self._claim(until)
         try:
-            while following is not None and following.parts[0].group.target.ring is ring:
+            while following is not None and following.parts[0].ring is ring:
                 self._tell(relay.move(following, by))
                 following = self._claim(until)
             self._tell(relay.finish())
@@ -194,60 +201,26 @@ class GatherLane:
             relay.close()
         return following
 
+    def _next(self) -> list[Part] | None:
+        try:
+            return self._windows.popleft()
+        except IndexError:
+            return None
+
     def _claim(self, until: float) -> Window | None:
-        """The next window: requests that go through one device's slots, or through none. None too once it is too late."""
+        """The next window; None too once it is too late."""
         if self._engine.scheduler.now() >= until:
             return None
-        with self._changed.mutex:
-            parts: list[Part] = []
-            rows, room = self._plan.rows, self._plan.nbytes
-            while self._queue and rows > 0 and room > 0:
-                part = self._queue[0]
-                if parts and part.group.target.ring is not parts[0].group.target.ring:
-                    break
-                if parts and (part.how == DIRECT) != (parts[0].how == DIRECT):
-                    break
-                ends = self._table.nbytes[part.slots[:rows]].cumsum()
-                fits = int(ends.searchsorted(room, "right"))
-                if not fits:
-                    if parts:
-                        break
-                    fits = 1  # larger than a share, not larger than a slot
-                parts.append(part._replace(slots=part.slots[:fits]))
-                if fits == len(part.slots):
-                    self._queue.popleft()
-                else:
-                    self._queue[0] = part._replace(slots=part.slots[fits:])
-                rows, room = rows - fits, room - int(ends[fits - 1])
-            self._queued -= sum(len(p.slots) for p in parts)
-        return self._window(parts) if parts else None
-
-    def _window(self, parts: list[Part]) -> Window:
-        import numpy as np
-
-        t = self._table
-        if len(parts) == 1:
-            slots, target = parts[0].slots, parts[0].group.target
-            fds = np.full(len(slots), target.relay_fd if parts[0].how == DIRECT else target.buffered_fd)
-            bases: Any = target.address
-        else:
-            slots = np.concatenate([p.slots for p in parts])
-            counts = [len(p.slots) for p in parts]
-            each = [p.group.target for p in parts]
-            fds = np.repeat(
-                [a.relay_fd if p.how == DIRECT else a.buffered_fd for p, a in zip(parts, each, strict=True)],
-                counts,
-            )
-            bases = np.repeat(np.array([a.address for a in each], np.int64), counts)
-        return Window(parts, fds, t.file_offset[slots], t.nbytes[slots], t.buffer_offset[slots] + bases)
+        parts = self._next()
+        return None if parts is None else window(parts)
 
     def _tell(self, ended: list[Ended]) -> None:
-        if not ended:
-            return
-        with self._changed.mutex:
-            self._ended += ended
-            self._changed.notify_all()
-        self._wake()
+        self._ended.extend(ended)
+        if ended and self.waited_for:
+            with self._changed.mutex:
+                self._changed.notify_all()
+        if ended:
+            self._wake()
 
 
 class _Spell:

@@ -251,6 +251,7 @@ class Lanes:
             self._changed.notify_all()
 
     def _block(self, need: int, timeout: float | None) -> None:
+        self.flush()
         uring, gather = self._uring, self._gather
         if gather is not None and gather.queued:
             if timeout is None:
@@ -272,12 +273,21 @@ class Lanes:
         if uring is not None and uring.running:
             self._block_on_ring(uring, 1 if self._shared else min(need, GATHER), timeout, busy)
         elif busy and self._ended is not None:
-            with self._unlocked(), self._ended.mutex:
-                self._ended.wait_for(
-                    lambda: self._threads_ready() or not self._threads_busy(), self._slice(timeout)
-                )
+            with self._unlocked():
+                self._wait_for_threads(self._ended, self._slice(timeout))
         else:
             raise InternalError(f"{need} requests of the batch are waited for and nobody works on them")
+
+    def _wait_for_threads(self, ended: Condition, timeout: float | None) -> None:
+        gather = self._gather
+        try:
+            if gather is not None:
+                gather.waited_for = True
+            with ended.mutex:
+                ended.wait_for(lambda: self._threads_ready() or not self._threads_busy(), timeout)
+        finally:
+            if gather is not None:
+                gather.waited_for = False
 
     def _threads_busy(self) -> bool:
         return any(lane is not None and lane.busy > 0 for lane in (self._threads, self._gather))

@@ -76,7 +76,7 @@ class Moved:
             self._piece(group, slots[alike], nbytes[alike], relayed=relayed)
 
     def _piece(self, group: Group, slots: Array, nbytes: Array, *, relayed: bool) -> None:
-        t, first = self._table, slots[0]
+        t, first = self._table, slots[self._table.file_offset[slots].argmin()]
         place = int(t.file_offset[first]), int(t.buffer_offset[first]), int(nbytes.sum())
         reason = group.answer.reason_list[int(t.reason[first])]
         self._tally.pieces(group, [Piece("fallback", *place, reason, relayed)])

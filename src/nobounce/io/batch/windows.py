@@ -26,11 +26,34 @@ BUFFERED, TRIED, DIRECT = range(3)
 
 
 class Part(NamedTuple):
-    """Requests of one call that are read alike."""
+    """Requests of one call that are read alike: arrays of one length."""
 
     group: Group
-    slots: Array
     how: int
+    fd: int
+    slots: Array
+    file_offsets: Array
+    nbytes: Array
+    addresses: Array
+    """In the buffer."""
+
+    def rows(self, start: int, stop: int) -> Part:
+        """Some of them."""
+        here = slice(start, stop)
+        return Part(*self[:3], *(column[here] for column in self[3:]))
+
+    def without(self, gone: Array) -> Part:
+        """Those that `gone` does not mark."""
+        return Part(*self[:3], *(column[~gone] for column in self[3:]))
+
+    @property
+    def ring(self) -> Ring | None:
+        """The bounce slots that these go through."""
+        return self.group.target.ring
+
+    def joins(self, other: Part) -> bool:
+        """Whether one window may hold both."""
+        return self.ring is other.ring and (self.how == DIRECT) == (other.how == DIRECT)
 
 
 class Ended(NamedTuple):
@@ -51,7 +74,42 @@ class Window(NamedTuple):
     file_offsets: Array
     nbytes: Array
     addresses: Array
-    """In the buffers."""
+
+
+def window(parts: list[Part]) -> Window:
+    """The parts as one."""
+    import numpy as np
+
+    if len(parts) == 1:
+        (p,) = parts
+        return Window(parts, np.full(len(p.slots), p.fd), p.file_offsets, p.nbytes, p.addresses)
+    fds = np.repeat([p.fd for p in parts], [len(p.slots) for p in parts])
+    columns = (np.concatenate(c) for c in zip(*(p[4:] for p in parts), strict=True))
+    return Window(parts, fds, *columns)
+
+
+def cut(parts: list[Part], rows: int, nbytes: int) -> list[list[Part]]:
+    """The parts of each window: at most so many requests and bytes, but at least one request."""
+    found: list[list[Part]] = []
+    rows_left = room = 0
+    for part in parts:
+        ends, start, count = part.nbytes.cumsum(), 0, len(part.slots)
+        while start < count:
+            before = int(ends[start - 1]) if start else 0
+            fits = (
+                int(ends[start : start + rows].searchsorted(before + min(room, nbytes), "right"))
+                if found
+                else 0
+            )
+            fits = min(fits, rows_left)
+            if not fits or not part.joins(found[-1][-1]):
+                found.append([])
+                rows_left, room = rows, nbytes
+                fits = max(1, int(ends[start : start + rows].searchsorted(before + room, "right")))
+            found[-1].append(part.rows(start, start + fits))
+            start += fits
+            rows_left, room = rows_left - fits, room - (int(ends[start - 1]) - before)
+    return found
 
 
 class _Slot(NamedTuple):
