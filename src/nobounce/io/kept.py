@@ -158,6 +158,8 @@ def plain_target(file: File, view: Buffer, ring: Ring | None) -> Target:
 def keep(file: File, request: Request, job: Job) -> None:
     """Keep the ways of a read that was judged in full, for those after it, whatever their offsets."""
     target = job.target
+    key = (request.memory.device, request.memory.kind, request.require, request.cache)
+    file._plans.pop(key, None)  # one that knew nothing of the file
     if (
         request.op != "read"
         or target.runtime.scheduler is not THREADS
@@ -174,7 +176,6 @@ def keep(file: File, request: Request, job: Job) -> None:
         ways = (Way(target.buffered_fd, RWF_NOWAIT, "fallback", CACHED, if_held=True), *ways)
     if not ways:
         return
-    key = (request.memory.device, request.memory.kind, request.require, request.cache)
     file._plans[key] = Plan(request.settings, target, ways, hard, _process)
 
 

@@ -342,7 +342,8 @@ def test_auto_reads_directly_what_the_page_cache_lacks_and_leaves_no_page(
         half = f.read(buffer, nbytes=8192, file_offset=4096, cache="auto")  # one page of two
         assert buffer.numpy().tobytes() == data[4096 : 4096 + 8192]
         assert half.nbytes == 8192
-    assert quick == [True, True]
+    # The first plan knows of the page cache alone; what is missing there has the file looked at.
+    assert quick == [True, False, True]
 
 
 def test_a_hole_made_since_is_the_whole_way_s_to_count(path: Path, quick: list[bool]) -> None:
@@ -367,7 +368,35 @@ def test_where_pages_are_not_counted_the_whole_way_looks(
             receipt = f.read(buffer, file_offset=4096 * n + 1, cache="auto")
             assert receipt.nbytes == 4096
             assert buffer.numpy().tobytes() == data[4096 * n + 1 :][:4096]
-    assert quick == []
+    assert quick == [False]
+
+
+def test_a_file_of_which_nothing_is_known_is_read_from_the_page_cache_and_not_looked_at(
+    path: Path, quick: list[bool]
+) -> None:
+    need("cachestat")
+    data = path.read_bytes()
+    before = nobounce.stats()
+    for _ in range(3):
+        with nobounce.open(path) as f, nobounce.Device("cpu").allocate(8192) as buffer:
+            receipt = f.read(buffer, file_offset=100)
+            assert buffer.numpy().tobytes() == data[100 : 100 + 8192]
+            assert receipt.reasons == {"cached": 8192}
+            assert f._facts is None
+    assert quick == [True] * 3
+    assert (nobounce.stats() - before).fallback_bytes == 3 * 8192
+
+
+@pytest.mark.parametrize("way", [{"require": "fastpath"}, {"cache": "avoid"}, {"cache": "use"}])
+def test_what_asks_for_another_way_is_judged_from_the_first_read_on(
+    path: Path, way: dict[str, Any], quick: list[bool]
+) -> None:
+    need("o_direct")
+    path.read_bytes()
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(8192) as buffer:
+        route, receipt = f.explain(buffer, **way), f.read(buffer, **way)
+    assert [s.reason.code for s in route.segments] == [s.reason.code for s in receipt.segments]
+    assert not quick
 
 
 def test_auto_has_the_kernel_fetch_nothing_by_asking(path: Path, quick: list[bool]) -> None:
@@ -378,7 +407,7 @@ def test_auto_has_the_kernel_fetch_nothing_by_asking(path: Path, quick: list[boo
         for n in range(8):
             assert f.read(buffer, file_offset=4096 * n, cache="auto").fastpath_bytes == 4096
     assert pages(path) == 0
-    assert quick == [True] * 8
+    assert quick == [True, False] + [True] * 7
 
 
 def test_an_interrupt_opens_the_gate_and_reaches_the_caller(
