@@ -35,6 +35,7 @@ _NOT_API = frozenset(vars(object)) | {
     "__parameters__",
     "__replace__",
     "__setstate__",
+    "__slotnames__",  # copyreg's, once one has been pickled
     "__slots__",
     "__static_attributes__",
     "__type_params__",

@@ -50,9 +50,9 @@ TAIL_NBYTES = 4 << 20
 them."""
 URING_NBYTES = 16 << 20
 """Bytes up to which a direct request of a batch is one io_uring entry; larger ones are cut by a thread."""
-GATHER_WIDTH = 4
-"""Threads that gather blocks for one batch: beyond four they wait for the interpreter, not for memory. On 16 cores, to a GPU, 4 / 8 /
-12 came to 624 / 388 / 290 thousand blocks of 4 KiB a second, and to 14.6 / 11.7 / 10.0 GiB/s of 256 KiB."""
+GATHER_WIDTH, GATHER_WIDTH_LARGE, GATHER_LARGE_NBYTES = 4, 6, 32 << 10
+"""Threads that gather blocks for one batch, of small ones and of larger ones: more wait for the interpreter, not for memory. On 16 cores,
+to a GPU, 4 / 6 / 8 came to 868 / 617 / 507 thousand blocks of 4 KiB a second, and to 15.0 / 16.9 / 15.8 GiB/s of 64 KiB."""
 GATHER_ROWS, GATHER_LEAST_NBYTES = 1024, 1 << 20
 """Blocks that one thread gathers at a time at most, and the bytes of them that are worth another thread."""
 GATHERED_NBYTES = SLOT_NBYTES
@@ -246,7 +246,8 @@ class Gathering(NamedTuple):
 
 def gathering(chosen: Settings, machine: Machine, count: int, nbytes: int) -> Gathering:
     """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each, none for a few blocks."""
-    width = chosen.io_threads or min(GATHER_WIDTH, max(1, machine.cores))
+    most = GATHER_WIDTH_LARGE if nbytes >= GATHER_LARGE_NBYTES * count else GATHER_WIDTH
+    width = chosen.io_threads or min(most, max(1, machine.cores))
     width = max(1, min(width, count, nbytes // GATHER_LEAST_NBYTES))
     share = max(GATHER_LEAST_NBYTES, min(SLOT_NBYTES, nbytes // (2 * width)))
     return Gathering(width, max(1, min(GATHER_ROWS, -(-count // width))), share)

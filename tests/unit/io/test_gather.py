@@ -171,11 +171,11 @@ def test_a_file_system_that_cannot_be_asked_is_read_without_asking(
     """FUSE and overlay answer RWF_NOWAIT with EOPNOTSUPP."""
     plain, flagged = gather.CallBlocks.read, []
 
-    def refusing(self: Any, fds: Any, at: Any, nbytes: Any, to: Any, flags: int) -> Any:
-        flagged.append(flags)
-        if flags:
-            return np.full(len(nbytes), -errno.EOPNOTSUPP, np.int64)
-        return plain(self, fds, at, nbytes, to, flags)
+    def refusing(self: Any, reads: Any) -> Any:
+        flagged.append(bool((reads[:, 3] >> np.uint64(32)).any()))
+        if flagged[-1]:
+            return np.full(len(reads), -errno.EOPNOTSUPP, np.int64)
+        return plain(self, reads)
 
     monkeypatch.setattr(gather.CallBlocks, "read", refusing)
     monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
@@ -194,9 +194,9 @@ def test_one_bad_block_of_many_fails_alone_and_is_named(
 ) -> None:
     plain = gather.CallBlocks.read
 
-    def one_bad(self: Any, fds: Any, at: Any, nbytes: Any, to: Any, flags: int) -> Any:
-        results = plain(self, fds, at, nbytes, to, flags)
-        results[at == 123 * PAGE] = -errno.EIO
+    def one_bad(self: Any, reads: Any) -> Any:
+        results = plain(self, reads)
+        results[reads[:, 1] == 123 * PAGE] = -errno.EIO
         return results
 
     monkeypatch.setattr(gather.CallBlocks, "read", one_bad)

@@ -91,9 +91,8 @@ class GatherLane:
             slots, how, to = slots[order], how[order], to[order]
         columns = slots, t.file_offset[slots], t.nbytes[slots], to + target.address
         for one in [int(how[0])] if bool((how == how[0]).all()) else np.unique(how).tolist():
-            fd = target.relay_fd if one == DIRECT else target.buffered_fd
-            part = Part(group, one, fd, *columns)
-            self._added.append(part if bool((how == one).all()) else part.without(how != one))
+            mine, at, nbytes, address = (c[how == one] for c in columns)
+            self._added.append(Part.of(group, one, mine, (at, nbytes, address)))
         self.busy += len(slots)
 
     def start(self, helpers: int) -> None:
@@ -181,7 +180,7 @@ class GatherLane:
 
     def _in_place(self, mine: Window, by: Blocks, until: float) -> Window | None:
         """Read the window into memory that the host reaches; returns the next one."""
-        self._tell(split(mine, read(mine, mine.addresses, by)))
+        self._tell(split(mine, read(mine, None, by)))
         return self._claim(until)
 
     def _relay(self, mine: Window, ring: Ring, by: Blocks, until: float) -> Window | None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.errors import DeviceError, NobounceError
-from nobounce.io.movers.gather import NOWAIT, Blocks
+from nobounce.io.movers.gather import ADDRESS, NUMBER, Blocks, entries, moved
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,16 +26,30 @@ BUFFERED, TRIED, DIRECT = range(3)
 
 
 class Part(NamedTuple):
-    """Requests of one call that are read alike: arrays of one length."""
+    """Requests of one call that are read alike; slots, sizes and reads are of one length."""
 
     group: Group
     how: int
-    fd: int
+    packed: bool
+    """Neighbours here are neighbours in the buffer."""
     slots: Array
-    file_offsets: Array
     nbytes: Array
     addresses: Array
     """In the buffer."""
+    reads: Array
+    """Entries of a ring; through bounce slots, as if the first slot of all began at address 0."""
+
+    @classmethod
+    def of(cls, group: Group, how: int, slots: Array, places: tuple[Array, Array, Array]) -> Part:
+        """Requests at (file offsets, sizes, addresses in the buffer)."""
+        at, nbytes, to = places
+        t = group.target
+        fd = t.relay_fd if how == DIRECT else t.buffered_fd
+        memory = to if t.ring is None else nbytes.cumsum() - nbytes
+        packed = bool((to[1:] == to[:-1] + nbytes[:-1]).all())
+        return cls(
+            group, how, packed, slots, nbytes, to, entries(fd, at, nbytes, memory, nowait=how == TRIED)
+        )
 
     def rows(self, start: int, stop: int) -> Part:
         """Some of them."""
@@ -44,7 +58,8 @@ class Part(NamedTuple):
 
     def without(self, gone: Array) -> Part:
         """Those that `gone` does not mark."""
-        return Part(*self[:3], *(column[~gone] for column in self[3:]))
+        left = Part(self.group, self.how, False, *(column[~gone] for column in self[3:]))
+        return left._replace(reads=numbered(left.reads, left.nbytes, self.ring is not None))
 
     @property
     def ring(self) -> Ring | None:
@@ -54,6 +69,17 @@ class Part(NamedTuple):
     def joins(self, other: Part) -> bool:
         """Whether one window may hold both."""
         return self.ring is other.ring and (self.how == DIRECT) == (other.how == DIRECT)
+
+
+def numbered(reads: Array, nbytes: Array, packed: bool) -> Array:
+    """The reads numbered anew and, if they are to lie packed, placed anew."""
+    import numpy as np
+
+    made = reads.copy()
+    made[:, NUMBER] = np.arange(len(reads))
+    if packed:
+        made[:, ADDRESS] = nbytes.cumsum() - nbytes
+    return made
 
 
 class Ended(NamedTuple):
@@ -70,10 +96,10 @@ class Window(NamedTuple):
     """What a thread reads at a time, part behind part in the arrays."""
 
     parts: list[Part]
-    fds: Array
-    file_offsets: Array
+    packed: bool
     nbytes: Array
     addresses: Array
+    reads: Array
 
 
 def window(parts: list[Part]) -> Window:
@@ -82,10 +108,9 @@ def window(parts: list[Part]) -> Window:
 
     if len(parts) == 1:
         (p,) = parts
-        return Window(parts, np.full(len(p.slots), p.fd), p.file_offsets, p.nbytes, p.addresses)
-    fds = np.repeat([p.fd for p in parts], [len(p.slots) for p in parts])
-    columns = (np.concatenate(c) for c in zip(*(p[4:] for p in parts), strict=True))
-    return Window(parts, fds, *columns)
+        return Window(parts, p.packed, p.nbytes, p.addresses, p.reads)
+    nbytes, addresses, reads = (np.concatenate(c) for c in zip(*(p[4:] for p in parts), strict=True))
+    return Window(parts, False, nbytes, addresses, numbered(reads, nbytes, parts[0].ring is not None))
 
 
 def cut(parts: list[Part], rows: int, nbytes: int) -> list[list[Part]]:
@@ -120,35 +145,15 @@ class _Slot(NamedTuple):
     slot: tuple[int, int]
 
 
-def read(window: Window, addresses: Array, by: Blocks) -> Array:
-    """The results of a window's reads. Never raises: a request that is lost would be waited for for ever."""
+def read(window: Window, address: int | None, by: Blocks) -> Array:
+    """The results of a window's reads, in place or into the slot at `address`. Never raises: a request that is lost would be waited
+    for for ever."""
     import numpy as np
 
     try:
-        at, found = 0, []
-        for how, parts in _alike(window.parts):
-            n = sum(len(p.slots) for p in parts)
-            here = slice(at, at + n)
-            flags = NOWAIT if how == TRIED else 0
-            found.append(
-                by.read(
-                    window.fds[here], window.file_offsets[here], window.nbytes[here], addresses[here], flags
-                )
-            )
-            at += n
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        return by.read(window.reads if address is None else moved(window.reads, address))
     except (OSError, MemoryError) as e:
         return np.full(len(window.nbytes), -(getattr(e, "errno", 0) or errno.ENOMEM), np.int64)
-
-
-def _alike(parts: list[Part]) -> list[tuple[int, list[Part]]]:
-    found: list[tuple[int, list[Part]]] = []
-    for part in parts:
-        if found and found[-1][0] == part.how:
-            found[-1][1].append(part)
-        else:
-            found.append((part.how, [part]))
-    return found
 
 
 def nothing(window: Window) -> Array:
@@ -157,12 +162,15 @@ def nothing(window: Window) -> Array:
     return np.zeros(len(window.nbytes), np.int64)
 
 
-def _copies(targets: Array, sources: Array, results: Array) -> list[tuple[int, int, int]]:
+def _copies(window: Window, slot: int, results: Array) -> list[tuple[int, int, int]]:
     """(dst, src, nbytes) of what was read: neighbours on both sides are one copy."""
     import numpy as np
 
+    if window.packed and bool((results == window.nbytes).all()):
+        return [(int(window.addresses[0]), slot, int(results.sum()))]
     there = results > 0
-    targets, sources, nbytes = targets[there], sources[there], results[there]
+    sources = window.nbytes.cumsum() - window.nbytes + slot
+    targets, sources, nbytes = window.addresses[there], sources[there], results[there]
     if not len(targets):
         return []
     joined = (targets[1:] == targets[:-1] + nbytes[:-1]) & (sources[1:] == sources[:-1] + nbytes[:-1])
@@ -215,9 +223,8 @@ class Relay:
             else:
                 self._free.append(more)
         slot = self._free.pop()
-        places = window.nbytes.cumsum() - window.nbytes + slot[0]
-        results = read(window, places, by)
-        copies = _copies(window.addresses, places, results)
+        results = read(window, slot[0], by)
+        copies = _copies(window, slot[0], results)
         self._under_way.append(_Slot(window, results, slot))
         try:
             if len(copies) == 1:

@@ -7,6 +7,7 @@ copied when the call that hands them over returns. Where the kernel lets no one 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,15 +22,42 @@ DEPTH = 256
 """Entries of a thread's ring: 128 to 512 read the page cache at the same speed, and disks want no more."""
 KEPT_RINGS = 32
 """Rings that are kept for the next reads: making one takes as long as reading a hundred blocks."""
+ADDRESS, NUMBER = 2, 4
+"""Words of an entry: where in memory it begins, and its user_data."""
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 """Read what the page cache holds; EAGAIN for a block of which it does not hold every byte. 0 where Python does not know of it."""
+
+
+def entries(fd: int, file_offsets: Array, nbytes: Array, addresses: Array, *, nowait: bool = False) -> Array:
+    """Reads of one descriptor as entries of a ring (`uring.words`), numbered from 0."""
+    import numpy as np
+
+    made = uring.blank(len(nbytes))
+    made["opcode"], made["fd"], made["op_flags"] = uring.OP_READ, fd, NOWAIT if nowait else 0
+    made["offset"], made["nbytes"], made["address"] = file_offsets, nbytes, addresses
+    made["user_data"] = np.arange(len(nbytes))
+    return uring.words(made)
+
+
+def moved(reads: Array, address: int) -> Array:
+    """The same reads, their memory beginning at `address` and their distances kept."""
+    there = reads.copy()
+    there[:, ADDRESS] += np_uint64(address - int(reads[0, ADDRESS]))
+    return there
+
+
+def np_uint64(value: int) -> Any:
+    """A difference of addresses, which may be negative, as it is added to them."""
+    import numpy as np
+
+    return np.uint64(value & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 class Blocks(Protocol):
     """Whoever reads blocks for one thread."""
 
-    def read(self, fds: Array, file_offsets: Array, nbytes: Array, addresses: Array, flags: int) -> Array:
-        """Read block i of `nbytes[i]` bytes at `file_offsets[i]` of descriptor `fds[i]` to `addresses[i]`, in any order.
+    def read(self, reads: Array) -> Array:
+        """Carry the `entries` out, in any order; they are numbered one after the other.
 
         Returns an int64 array: bytes read, short at the end of a file, or minus the errno. No block is under way afterwards.
         """
@@ -45,27 +73,22 @@ class RingBlocks:
         """Raises OSError where no ring can be had."""
         self._ring = _take()
 
-    def read(self, fds: Array, file_offsets: Array, nbytes: Array, addresses: Array, flags: int) -> Array:
+    def read(self, reads: Array) -> Array:
         import numpy as np
 
-        n = len(nbytes)
-        made = uring.blank(n)
-        made["opcode"] = uring.OP_READ
-        made["fd"], made["offset"], made["address"] = fds, file_offsets, addresses
-        made["nbytes"], made["op_flags"] = nbytes, flags
-        made["user_data"] = np.arange(n)
-        entries, ring, results = uring.words(made), self._ring, np.zeros(n, np.int64)
+        ring, n, first = self._ring, len(reads), int(reads[0, NUMBER])
+        results = np.zeros(n, np.int64)
         sent = done = 0
         try:
             while done < n:
                 more = min(ring.depth - (sent - done), n - sent)
-                ring.put(entries[sent : sent + more])
+                ring.put(reads[sent : sent + more])
                 sent += more
                 left = sent - done
                 # While more are to come, few enough to be waited for that the storage never runs dry.
                 ring.enter(left if sent == n else max(1, left // 4))
                 ends = ring.take()
-                results[ends["user_data"]] = ends["result"]
+                results[ends["user_data"].astype(np.int64) - first] = ends["result"]
                 done += len(ends)
         except BaseException:
             while ring.in_flight:  # the memory is not the caller's again before
@@ -81,16 +104,18 @@ class RingBlocks:
 class CallBlocks:
     """Blocks read by a call each."""
 
-    def read(self, fds: Array, file_offsets: Array, nbytes: Array, addresses: Array, flags: int) -> Array:
+    def read(self, reads: Array) -> Array:
         import numpy as np
 
-        results = np.zeros(len(nbytes), np.int64)
-        rows = zip(fds.tolist(), file_offsets.tolist(), nbytes.tolist(), addresses.tolist(), strict=True)
-        for i, (fd, at, size, address) in enumerate(rows):
+        results = np.zeros(len(reads), np.int64)
+        for i, (head, at, address, size) in enumerate(reads[:, :4].tolist()):
+            flags, nbytes = size >> 32, size & 0xFFFF_FFFF
             try:
-                results[i] = os.preadv(fd, [(ctypes.c_char * size).from_address(address)], at, flags)
+                results[i] = os.preadv(
+                    head >> 32, [(ctypes.c_char * nbytes).from_address(address)], at, flags
+                )
             except OSError as e:
-                results[i] = -(e.errno or 5)
+                results[i] = -(e.errno or errno.EIO)
         return results
 
     def close(self) -> None:
