@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import os
@@ -9,6 +10,7 @@ import stat
 from collections.abc import Callable
 
 from nobounce.errors import FileError, printable
+from nobounce.facts.types import FileFacts
 
 MODES = {
     "r": os.O_RDONLY,
@@ -55,3 +57,13 @@ def duplicator(fd: int) -> Callable[[], int]:
 def nbytes_of(fd: int, status: os.stat_result) -> int:
     """The size of a file or a block device, in bytes."""
     return os.lseek(fd, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
+
+
+def sized(fd: int, known: FileFacts, last: tuple[FileFacts, FileFacts] | None) -> tuple[FileFacts, FileFacts]:
+    """What is known of a file, and the same with its size of now and whether it has holes now; `last` is what this returned before."""
+    status = os.fstat(fd)
+    nbytes = nbytes_of(fd, status)
+    sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
+    if last is not None and last[0] is known and (last[1].nbytes, last[1].sparse) == (nbytes, sparse):
+        return last
+    return known, dataclasses.replace(known, nbytes=nbytes, sparse=sparse)

@@ -28,7 +28,7 @@ from nobounce.facts.mountstats import NFS
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
-from nobounce.io.descriptors import MODES, check_kind, duplicator, nbytes_of, status_flags
+from nobounce.io.descriptors import MODES, check_kind, duplicator, nbytes_of, sized, status_flags
 from nobounce.io.descriptors import flavour as flavour_of
 from nobounce.io.kept import Plan
 from nobounce.io.prepare import route_of, transfer
@@ -95,7 +95,7 @@ class File:
         self._closed = False
         self._in_flight = 0
         self._facts: FileFacts | None = None
-        self._sized: tuple[FileFacts | None, FileFacts | None] = (None, None)
+        self._sized: tuple[FileFacts, FileFacts] | None = None
         self._block_known = False
         self._extents = ExtentMap()
         self._vendors: set[DirectIO] = set()
@@ -197,14 +197,8 @@ class File:
             known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
             self._block_known = True
         self._facts = known
-        status = os.fstat(own)
-        nbytes = nbytes_of(own, status)
-        sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
-        base, now = self._sized
-        if now is None or base is not known or now.nbytes != nbytes or now.sparse != sparse:
-            now = dataclasses.replace(known, nbytes=nbytes, sparse=sparse)
-            self._sized = known, now
-        return now
+        self._sized = sized(own, known, self._sized)
+        return self._sized[1]
 
     def _indirect(self, file_offset: int, nbytes: int) -> tuple[IndirectRange, ...]:
         """Ranges that touch [file_offset, file_offset + nbytes) and that O_DIRECT reads through the page cache."""
@@ -238,6 +232,22 @@ class File:
         what had moved), ClosedError.
         """
         return transfer(self, "read", buffer, (nbytes, file_offset, buffer_offset), require, cache)
+
+    def read_many(
+        self,
+        buffer: Any,
+        *,
+        file_offsets: Any,
+        nbytes: Any,
+        buffer_offsets: Any = None,
+        require: Require = "auto",
+        cache: Cache = "auto",
+    ) -> Receipt:
+        """Read many blocks, side by side; the arguments are those of `Batch.read`. Returns the Receipt of all of them, or raises the
+        first error once all have ended, with a note for how many there are besides. Raises as `Batch.read` does."""
+        from nobounce.io.batch.batch import read_many
+
+        return read_many(self, buffer, (file_offsets, nbytes, buffer_offsets), require, cache)
 
     def write(
         self,

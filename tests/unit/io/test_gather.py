@@ -282,3 +282,51 @@ def test_a_timeout_of_a_gathered_read_is_reported_and_its_row_stays_as_it_was(
         go.set()
         batch.close()
         assert batch.receipt.nbytes == PAGE
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_one_call_reads_many_blocks_of_a_file(path: Path, device: str) -> None:
+    warm(path)
+    at = np.random.default_rng(1).permutation(NBYTES // PAGE)[:300] * PAGE
+    with nobounce.open(path) as f, nobounce.Device(device).allocate(300 * PAGE) as buffer:
+        receipt = f.read_many(buffer, file_offsets=at, nbytes=PAGE)
+        assert receipt.nbytes == 300 * PAGE
+        assert buffer.numpy().tobytes() == b"".join(DATA[a : a + PAGE].tobytes() for a in at.tolist())
+        assert f.read_many(buffer, file_offsets=[], nbytes=PAGE).nbytes == 0
+        assert f.read_many(buffer, file_offsets=7, nbytes=5, buffer_offsets=3).nbytes == 5
+        with pytest.raises(nobounce.ArgumentError, match="nbytes") as caught:
+            f.read_many(buffer, file_offsets=[0, 0, 0], nbytes=[1, -1, -2])
+        assert any("1 more of the 3 blocks" in n for n in caught.value.__notes__)
+        with pytest.raises(nobounce.ArgumentError, match="differ in length"):
+            f.read_many(buffer, file_offsets=[0, 1], nbytes=[1, 2, 3])
+
+
+def test_one_call_reads_many_files(tmp_path: Path) -> None:
+    """Of some nothing is known yet, some are not in the page cache, one is asked for twice."""
+    parts = [DATA[n * 5000 : n * 5000 + 4500 + n].tobytes() for n in range(20)]
+    files = []
+    for n, part in enumerate(parts):
+        (tmp_path / str(n)).write_bytes(part)
+        files.append(nobounce.open(tmp_path / str(n)))
+    for n in (3, 4):
+        os.fdatasync(files[n].fileno())
+        drop(files[n].fileno())
+    files[7].facts()
+    index = [*range(20), 5]
+    with nobounce.Device("cpu").allocate(21 * 5000) as buffer, nobounce.Batch() as batch:
+        ids = batch.read(files, buffer, file_index=index, file_offsets=0, nbytes=5000)
+        result = batch.wait().check()
+        got = dict(zip(result.ids.tolist(), result.nbytes.tolist(), strict=True))
+        assert [got[i] for i in ids.tolist()] == [len(parts[n]) for n in index]
+        held = buffer.numpy().tobytes()
+        assert all(held[k * 5000 :][: len(parts[n])] == parts[n] for k, n in enumerate(index))
+        assert batch.receipt.reasons.keys() > {"cached"}
+        assert batch.receipt.nbytes == sum(len(parts[n]) for n in index)
+        with pytest.raises(nobounce.ArgumentError, match=r"file_index\[1\] is 20: there are 20 files"):
+            batch.read(files, buffer, file_index=[0, 20], file_offsets=0, nbytes=1)
+        with pytest.raises(nobounce.ArgumentError, match="no file_index"):
+            batch.read(files, buffer, file_offsets=0, nbytes=1)
+        with pytest.raises(nobounce.ArgumentError, match="for several files"):
+            batch.read(files[0], buffer, file_index=0, file_offsets=0, nbytes=1)
+    for f in files:
+        f.close()

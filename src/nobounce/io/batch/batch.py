@@ -22,7 +22,7 @@ from nobounce.buffer import as_buffer
 from nobounce.clock import THREADS
 from nobounce.errors import ArgumentError, ClosedError, NobounceError, RouteError, UnavailableError
 from nobounce.io import hooks
-from nobounce.io.batch.columns import Share, integers, requests
+from nobounce.io.batch.columns import Share, integers, largest, requests
 from nobounce.io.batch.driver import Driver
 from nobounce.io.batch.group import Group
 from nobounce.io.batch.table import BatchEvent, BatchResult
@@ -359,6 +359,30 @@ class Batch:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.outstanding} of {self.capacity}"
         return f"<nobounce.Batch {state}, {self.method}>"
+
+
+def read_many(
+    file: File, buffer: Any, where: tuple[Any, Any, Any], require: Require, cache: Cache
+) -> Receipt:
+    """As `File.read_many`; `where` is (file offsets, sizes, buffer offsets)."""
+    file_offsets, nbytes, buffer_offsets = where
+    with Batch(capacity=max(1, largest(where))) as batch:
+        batch.read(
+            file,
+            buffer,
+            file_offsets=file_offsets,
+            nbytes=nbytes,
+            buffer_offsets=buffer_offsets,
+            require=require,
+            cache=cache,
+        )
+        result = batch.wait()
+        if result.errors:
+            first, *others = result.errors.values()
+            if others:
+                first.add_note(f"{len(others)} more of the {len(result)} blocks failed")
+            raise first
+        return batch.receipt
 
 
 _open: weakref.WeakSet[Batch] = weakref.WeakSet()

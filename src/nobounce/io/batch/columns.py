@@ -108,3 +108,10 @@ def integers(value: Any, name: str) -> Array:
     if found.dtype.kind not in "iu":
         raise ArgumentError(f"{name} is of {found.dtype}: give integers (bytes)")
     return found.astype(np.int64)
+
+
+def largest(columns: Sequence[Any]) -> int:
+    """The most entries that any of these has; a scalar has one."""
+    import numpy as np
+
+    return max(np.size(c) for c in columns if c is not None)
