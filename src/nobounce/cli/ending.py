@@ -170,10 +170,11 @@ def resume() -> None:
 
 
 @contextmanager
-def orderly() -> Iterator[None]:
+def orderly(*, last: bool = False) -> Iterator[None]:
     """Have the signals raise Ended inside, on the main thread; elsewhere nothing changes.
 
-    Behind the block they end the process at once and in silence: there is no work left that they could keep from its end. A process that was asked to end has GRACE_SECONDS for that, what follows the block included.
+    Behind the `last` block of a process they end it at once and in silence: there is no work left that they could keep from its end.
+    A process that was asked to end has GRACE_SECONDS for that, what follows the block included.
     """
     global _watch
     if threading.current_thread() is not threading.main_thread():
@@ -189,7 +190,7 @@ def orderly() -> Iterator[None]:
         yield
     finally:
         for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL if last else SIGNALS[number])
         sys.unraisablehook = before
         watch.stop()
 

@@ -77,7 +77,7 @@ def main() -> None:
     children.spare_threads()
     code, asked = 0, None
     try:
-        with ending.orderly():
+        with ending.orderly(last=True):
             code = _run()
     except BaseException as e:  # before a verb has begun, or behind its end
         asked = e if isinstance(e, KeyboardInterrupt) else ending.asked()

@@ -15,7 +15,7 @@ import typer
 from nobounce import outfile
 from nobounce.cli.options import DeviceName, Json, Require, RequireOption, parse_size
 from nobounce.cli.output import DONE, NOT_MET, complain, document, emit_json, progress, run, say
-from nobounce.errors import ArgumentError, counted, named_errors, printable
+from nobounce.errors import ArgumentError, NobounceError, counted, named_errors, printable
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -140,16 +140,28 @@ def lanes(device: Device, count: int, nbytes: int, flags: int) -> Iterator[list[
             undo.callback(deregister_stream, stream)
             buffer = undo.enter_context(device.allocate(nbytes))
             buffer.fill(0, stream=stream)
-            undo.callback(stream.sync)
+            undo.push(_synced(stream))
             made.append(_Lane(stream, buffer))
         yield made
+
+
+def _synced(stream: Stream) -> Callable[..., None]:
+    """Wait for the stream at the end. What transfers ended with that an interrupt has cancelled is not its to raise."""
+
+    def leave(kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            stream.sync()
+        except NobounceError:
+            if kind is None:
+                raise
+
+    return leave
 
 
 def transfer_all(
     read_path: str, write_path: str, device: Device, streams: int, slice_nbytes: int, require: RequireOption
 ) -> tuple[list[str], list[Receipt]]:
     """Read each slice on its stream, write it back on the same one; returns what was wrong and every receipt."""
-    from nobounce.errors import NobounceError
     from nobounce.io.file import File
     from nobounce.io.file import open as open_file
 
