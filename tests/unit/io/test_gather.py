@@ -179,13 +179,20 @@ def test_a_file_system_that_cannot_be_asked_is_read_without_asking(
 
     monkeypatch.setattr(gather.CallBlocks, "read", refusing)
     monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
-    warm(path)
-    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(500)]
-    got, result, _ = read_all("cpu", path, rows, "auto")
+    count = 500
+    with nobounce.open(path) as f:  # every page but two, which are none of the few that are asked for
+        os.fdatasync(f.fileno())
+        drop(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for n in set(range(count)) - {9, 77}:
+            os.pread(f.fileno(), 1, n * PAGE)
+    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(count)]
+    got, result, receipt = read_all("cpu", path, rows, "auto")
     assert result.ok
-    assert (got == DATA[: 500 * PAGE]).all()
+    assert (got == DATA[: count * PAGE]).all()
     assert any(flagged)
     assert not all(flagged)
+    assert receipt.reasons == {"cached": (count - 2) * PAGE, "direct": 2 * PAGE}
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
@@ -330,3 +337,50 @@ def test_one_call_reads_many_files(tmp_path: Path) -> None:
             batch.read(files[0], buffer, file_index=0, file_offsets=0, nbytes=1)
     for f in files:
         f.close()
+
+
+@pytest.mark.parametrize("call", ["copy", "record", "sync"])
+def test_copies_that_the_device_refuses_fail_their_requests_and_lose_no_slot(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    from contextlib import nullcontext
+
+    from nobounce.errors import RuntimeStatus
+    from nobounce.io.engine import engine_for
+
+    device = nobounce.Device("sim:0")
+    runtime, plain = device._runtime, device._runtime.copy_calls
+    left = [2]
+
+    def copy_calls(ordinal: int) -> Any:
+        with plain(ordinal) as calls:
+
+            def broken(*given: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise nobounce.DeviceError(call, RuntimeStatus.Unknown)
+                return getattr(calls, call)(*given)
+
+            return nullcontext(
+                calls._replace(**{call: broken}, **({"copy_many": broken} if call == "copy" else {}))
+            )
+
+    warm(path)
+    rows = [(n * PAGE, PAGE, n * PAGE) for n in range(700)]
+    read_all("sim:0", path, rows, "use")
+    ring = engine_for(runtime).rings.get(runtime, 0)
+    before = ring._made, len(ring._free)
+    monkeypatch.setattr(runtime, "copy_calls", copy_calls)
+    monkeypatch.setattr("nobounce.io.strategy.GATHER_LEAST_NBYTES", 1 << 20)
+    _, result, receipt = read_all("sim:0", path, rows, "use")
+    assert 0 < len(result.errors) <= 700
+    for error in result.errors.values():
+        assert isinstance(error, nobounce.TransferError)
+        assert (error.errno, error.backend) == (errno.EIO, "fallback")
+        assert isinstance(error.__cause__, nobounce.DeviceError)
+    assert receipt.nbytes == (700 - len(result.errors)) * PAGE
+    assert (ring._made, len(ring._free)) == before
+    monkeypatch.undo()
+    got, result, _ = read_all("sim:0", path, rows, "use")
+    assert result.ok
+    assert (got == DATA[: 700 * PAGE]).all()

@@ -155,8 +155,13 @@ class Ends:
         if found.how == TRIED:
             unasked = results == -errno.EOPNOTSUPP
             if unasked.any():
-                group.nowait = False  # not a question that this file system answers
-                self._lanes.repeat(group, slots[unasked])
+                group.nowait = (
+                    False  # not a question that this file system answers: the page cache is asked of each
+                )
+                mine = slots[unasked]
+                held = group.holds(t.row[mine])
+                self._lanes.repeat(group, mine[held])
+                self._lanes.again(group, mine[~held])
             ends = t.file_offset[slots] + np.maximum(results, 0) >= _size(group.target.buffered_fd)
             missed = (results == -errno.EAGAIN) | ((results >= 0) & ~ends)
             if missed.any():

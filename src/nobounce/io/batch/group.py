@@ -220,11 +220,16 @@ class Group:
         if not self._may_ask() or not count:
             return None
         chosen = np.arange(count)
-        if count > EACH_ROW and int(self.nbytes.max()) <= self.most_gathered:
+        if self.nowait and count > EACH_ROW and int(self.nbytes.max()) <= self.most_gathered:
             some = self._ask(chosen[:: max(1, count // SAMPLED_ROWS)])
             if (some == some[0]).all() and some[0] != many.SOME:
                 return np.full(count, some[0], np.uint8)
         return self._ask(chosen)
+
+    def holds(self, rows: Array) -> Array:
+        """Of which of these requests the page cache holds every byte."""
+        held: Array = self._ask(rows) == many.ALL
+        return held
 
     def _ask(self, rows: Array) -> Array:
         import numpy as np

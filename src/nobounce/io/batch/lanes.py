@@ -128,10 +128,13 @@ class Lanes:
 
     def repeat(self, group: Group, slots: Array) -> None:
         """Have these carried out once more, as the group has learnt to."""
-        self._launch(group, slots)
+        if len(slots):
+            self._launch(group, slots)
 
     def again(self, group: Group, slots: Array) -> None:
         """The page cache does not hold these after all: they go the way they would have gone without it."""
+        if not len(slots):
+            return
         t = self._table
         t.kind[slots], t.reason[slots] = group.missed(t.row[slots])
         self._launch(group, slots)

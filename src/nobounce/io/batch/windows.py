@@ -89,7 +89,7 @@ class Ended(NamedTuple):
     slots: Array
     results: Array
     how: int
-    error: NobounceError | None = None
+    error: Exception | None = None
 
 
 class Window(NamedTuple):
@@ -179,7 +179,7 @@ def _copies(window: Window, slot: int, results: Array) -> list[tuple[int, int, i
     return list(zip(targets[starts].tolist(), sources[starts].tolist(), sizes.tolist(), strict=True))
 
 
-def split(window: Window, results: Array, error: NobounceError | None = None) -> list[Ended]:
+def split(window: Window, results: Array, error: Exception | None = None) -> list[Ended]:
     found, at = [], 0
     for part in window.parts:
         n = len(part.slots)
@@ -224,15 +224,15 @@ class Relay:
                 self._free.append(more)
         slot = self._free.pop()
         results = read(window, slot[0], by)
-        copies = _copies(window, slot[0], results)
         self._under_way.append(_Slot(window, results, slot))
         try:
+            copies = _copies(window, slot[0], results)
             if len(copies) == 1:
                 self._calls.copy(*copies[0], self._stream)
             elif copies:
                 self._calls.copy_many(copies, self._stream)
             self._calls.record(slot[1], self._stream)
-        except DeviceError as e:
+        except (NobounceError, MemoryError) as e:
             ended += self._failed(e)
         return ended
 
@@ -253,7 +253,7 @@ class Relay:
         self._free.append(oldest.slot)
         return split(oldest.window, oldest.results)
 
-    def _failed(self, error: DeviceError) -> list[Ended]:
+    def _failed(self, error: Exception) -> list[Ended]:
         """The device has refused copies: those of every window under way are in doubt, and none is under way afterwards."""
         try:
             self._calls.finish(self._stream)
