@@ -98,6 +98,7 @@ VERBS = {
     "stats": Verb(("stats", "-o", "s.txt", "--verify", "--", "true"), ("s.txt",)),
     "stats json": Verb(("stats", "--json", "--", "true"), json="stderr"),
     "trace": Verb(("trace", "-o", "out.json", "--json", "--", "true"), ("out.json",), json="stderr"),
+    "hipify": Verb(("hipify", "old.py", "old.cu", "--json"), ("old.py", "old.cu"), json="stdout"),
     "compare": Verb(("compare", "data", "--rounds", "1", "-d", "cpu", "--json"), json="stdout"),
     "compare writing": Verb(("compare", "data", "--rounds", "1", "-d", "cpu", "--write"), ()),
 }
@@ -116,6 +117,8 @@ def make_folder(folder: Path, server: CommandServer) -> None:
         (folder / "model" / name).write_bytes(struct.pack("<Q", len(other)) + other + bytes(300_000))
     (folder / "data").write_bytes(os.urandom(200_001))
     (folder / "old").write_bytes(b"old")
+    (folder / "old.py").write_text("import kvikio\n\nwith kvikio.CuFile('a') as f:\n    f.read(b)\n")
+    (folder / "old.cu").write_text('#include "cufile.h"\nint main() { return cudaFree(0); }\n')
     read = "import nobounce; f = nobounce.open('data'); b = nobounce.Device('cpu').allocate(4096); f.read(b); f.close()"
     subprocess.run(
         [sys.executable, "-c", read],
