@@ -1,0 +1,47 @@
+"""benchmarks/blocks.py and sizes.py: their quick modes run every contestant that can run here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capabilities import need
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize("state", ["cached", "cold"])
+def test_blocks_are_raced_by_everybody_and_each_sample_is_written(tmp_path: Path, state: str) -> None:
+    need("o_direct", "cachestat")
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(FOLDER / "blocks.py"), "--quick", "--scattered", "--state", state]
+    command += ["--file", str(tmp_path / "blocks.bin"), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["schema"], result["version"]) == ("nobounce.benchmarks.blocks", 1)
+    assert {r["contestant"] for r in result["rows"]} == {"nobounce-auto", "nobounce-use", "numpy"}
+    for row in result["rows"]:
+        assert row["blocks_per_second"] == pytest.approx(row["count"] / sorted(row["seconds"])[0])
+        assert f"{row['seconds'][0] * 1e3:.2f}" in done.stdout
+    assert str(tmp_path) not in out.read_text()
+
+
+def test_sizes_are_read_in_both_states_and_each_sample_is_written(tmp_path: Path) -> None:
+    need("o_direct", "cachestat")
+    out, file = tmp_path / "out.json", tmp_path / "sizes.bin"
+    file.write_bytes(bytes(range(256)) * (1 << 16))
+    command = [sys.executable, str(FOLDER / "sizes.py"), "--quick", "--file", str(file), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["schema"], result["version"]) == ("nobounce.benchmarks.sizes", 1)
+    for states in result["samples"].values():
+        assert states["cached"].keys() == {"auto", "use", "preadv"}
+        assert states["cold"].keys() == {"auto", "avoid", "preadv", "O_DIRECT"}
+        assert all(len(times) >= 5 for samples in states.values() for times in samples.values())
+    assert str(tmp_path) not in out.read_text()
