@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = measure(path, device, nbytes, runs)
             document["samples"][str(nbytes)] = found
             show(nbytes, found)
-    except Refused as e:
+    except (Refused, OSError) as e:
         print(f"sizes: {e}", file=sys.stderr)
         return 2
     if given.json == "-":

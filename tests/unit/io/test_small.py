@@ -505,3 +505,39 @@ def test_a_read_whose_copy_may_still_run_keeps_its_slot_until_it_has_ended(
         assert buffer.numpy().tobytes() == path.read_bytes()[:4096]
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("cache", ["auto", "use"])
+def test_what_the_page_cache_holds_of_middle_sizes_is_read_on_the_calling_thread(
+    tmp_path: Path, device: str, cache: Any, quick: list[bool]
+) -> None:
+    need("o_direct", "cachestat")
+    large = tmp_path / "large.bin"
+    data = os.urandom(6 << 20)
+    large.write_bytes(data)
+    with nobounce.open(large) as f, nobounce.Device(device).allocate(6 << 20) as buffer:
+        f.read(buffer, nbytes=4096, cache=cache)
+        del quick[:]
+        for nbytes in (300 << 10, 1 << 20, 4 << 20):
+            receipt = f.read(buffer, nbytes=nbytes, file_offset=4097, cache=cache)
+            assert buffer.numpy()[:nbytes].tobytes() == data[4097 : 4097 + nbytes]
+            assert receipt.cached_bytes == nbytes
+        assert quick == [True] * 3
+        f.read(buffer, nbytes=5 << 20, cache=cache)
+        assert quick == [True] * 3
+
+
+def test_direct_reads_of_middle_sizes_are_asked_for_evidence(tmp_path: Path, quick: list[bool]) -> None:
+    need("o_direct", "cachestat")
+    large = tmp_path / "large.bin"
+    large.write_bytes(os.urandom(4 << 20))
+    with nobounce.open(large) as f, nobounce.Device("cpu").allocate(4 << 20) as buffer:
+        f.read(buffer, nbytes=4096)
+        cool(large)
+        f.read(buffer, nbytes=4096)
+        cool(large)
+        receipt = f.read(buffer, nbytes=2 << 20)
+        assert (receipt.fastpath_bytes, receipt.evidence) == (2 << 20, "kernel")
+        assert f.read(buffer, nbytes=2 << 20, cache="avoid").evidence == "kernel"
+    assert not quick[-1]
