@@ -224,6 +224,8 @@ def test_a_verb_with_failing_calls(server: CommandServer, template: Path, name: 
     chosen = rng.sample(every, min(len(every), cases(2000, 1 if name in SLOW else 2)))
     reached, told = zip(*(one(server, template, name, *case) for case in chosen), strict=True)
     assert [t for t in told if t] == []
-    if not any(reached):  # how many calls a measurement makes differs from run to run; the first of a kind is always there
+    if not any(
+        reached
+    ):  # how many calls a measurement makes differs from run to run; the first of a kind is always there
         kind, _, code = chosen[0]
         assert one(server, template, name, kind, 1, code) == (True, "")
