@@ -76,8 +76,8 @@ class GatherLane:
         direct = (t.nbytes[slots] % align == 0) & (t.file_offset[slots] % align == 0)
         if target.relay_fd >= 0 and target.ring is not None:
             how[~by_choice & direct] = DIRECT
-        if target.drop_cache:
-            chosen &= how == DIRECT
+        if target.drop_cache:  # no page may stay, and what btrfs has compressed leaves some
+            chosen &= (how == DIRECT) & target.vouched
         return chosen, how
 
     def put(self, group: Group, slots: Array, how: Array) -> None:

@@ -42,15 +42,9 @@ def entries(fd: int, file_offsets: Array, nbytes: Array, addresses: Array, *, no
 def moved(reads: Array, address: int) -> Array:
     """The same reads, their memory beginning at `address` and their distances kept."""
     there = reads.copy()
-    there[:, ADDRESS] += np_uint64(address - int(reads[0, ADDRESS]))
+    there[:, ADDRESS] -= reads[0, ADDRESS]
+    there[:, ADDRESS] += there.dtype.type(address)
     return there
-
-
-def np_uint64(value: int) -> Any:
-    """A difference of addresses, which may be negative, as it is added to them."""
-    import numpy as np
-
-    return np.uint64(value & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 class Blocks(Protocol):
