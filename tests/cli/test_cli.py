@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from nobounce.cli.main import app
 from nobounce.cli.options import parse_size
 from nobounce.cli.output import progress
 from nobounce.cli.roundtrip import fnv1a, fnv1a_block
-from nobounce.errors import ArgumentError
+from nobounce.errors import ArgumentError, TransferCancelledError
 from nobounce.io.receipt import Receipt
 from nobounce.io.transfer import Transfer
 from nobounce.runtimes import faults
@@ -371,13 +372,26 @@ def test_an_interrupted_roundtrip_begins_no_further_transfer(
         done_at.append(receipt)
         return receipt
 
+    cancel, cancelled = Transfer.cancel, []
+
+    def slowly(self: Transfer) -> bool:
+        worked = cancel(self)
+        cancelled.append(self)
+        time.sleep(0.01)  # the stream goes on behind it meanwhile
+        return worked
+
     monkeypatch.setattr(Transfer, "result", interrupted)
+    monkeypatch.setattr(Transfer, "cancel", slowly)
     with faults.inject(op="write", device="sim:0", latency=0.05) as writes:
         done = nobounce(
             "roundtrip", read, tmp_path / "w", "--device", "sim:0", "--keep-input", "--streams", "1"
         )
-    assert done.exit_code == 130
+    assert done.exit_code == 130, done.output
+    assert done.stderr == "nobounce roundtrip: interrupted\n"
     assert 0 < writes.calls < 32
+    ends = [transfer.exception(0) for transfer in cancelled]
+    assert any(ends)
+    assert all(end is None or isinstance(end, TransferCancelledError) for end in ends), ends
     assert os.listdir(tmp_path) == ["r"]
 
 

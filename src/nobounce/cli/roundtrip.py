@@ -179,7 +179,9 @@ def transfer_all(
     ):
         target.truncate(0)
         moves: deque[tuple[Transfer, Transfer, int, int]] = deque()
-        undone.callback(lambda: [t.cancel() for pair in moves for t in pair[:2]])  # after an interrupt
+        # After an interrupt. The newest first: a stream goes on behind a cancelled read, and would begin the write of bytes that
+        # the read did not bring.
+        undone.callback(lambda: [t.cancel() for pair in reversed(moves) for t in (pair[1], pair[0])])
 
         def settle() -> None:
             read, write, start, n = moves[0]
