@@ -384,3 +384,13 @@ def test_copies_that_the_device_refuses_fail_their_requests_and_lose_no_slot(
     got, result, _ = read_all("sim:0", path, rows, "use")
     assert result.ok
     assert (got == DATA[: 700 * PAGE]).all()
+
+
+@pytest.mark.parametrize("place", [{"buffer_offsets": (1 << 63) - 1}, {"file_offsets": (1 << 63) - 1}])
+def test_an_offset_past_every_sum_is_invalid_in_a_file_of_which_nothing_is_known(
+    path: Path, place: dict[str, int]
+) -> None:
+    warm(path)
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(PAGE) as buffer, nobounce.Batch() as batch:
+        batch.read(f, buffer, **{"file_offsets": 0, "buffer_offsets": 0, "nbytes": PAGE, **place})  # type: ignore[arg-type]
+        assert batch.wait().statuses == ["invalid"]

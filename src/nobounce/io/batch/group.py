@@ -117,6 +117,8 @@ class Group:
             or not self.settings.allow_compat_mode
         ):
             return False
+        if max(int(self.file_offset.max()), int(self.buffer_offset.max())) > 1 << 62:
+            return False  # sums of these would not be what they seem
         ends = self.buffer_offset + self.nbytes
         if int(self.nbytes.max()) > self.most_gathered or int(ends.max()) > self.view.nbytes:
             return False
