@@ -9,6 +9,7 @@ import enum
 import inspect
 import re
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ def snapshot() -> str:
 
 
 def _describe(name: str, thing: Any) -> Iterator[str]:
+    if isinstance(thing, types.UnionType):
+        yield f"{name} = {thing}"
+        return
     if not inspect.isclass(thing):
         yield f"{name}{_signature(thing)}" if callable(thing) else f"{name}: {type(thing).__name__}"
         return

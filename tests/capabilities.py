@@ -294,6 +294,8 @@ for _name in (
     "safetensors",
     "selenium",
     "libcst",
+    "mypy",
+    "pyright",
     "torch",
     "typer",
 ):

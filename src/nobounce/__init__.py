@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "buffer": ("Buffer", "as_buffer"),
     "config": ("Settings", "settings"),
-    "device": ("Device", "default_device", "devices", "unavailable"),
+    "device": ("Device", "DeviceLike", "default_device", "devices", "unavailable"),
     "errors": (
         "ArgumentError",
         "BusyError",
@@ -43,6 +43,7 @@ _NAMES = {
     "io.transfer": ("Transfer",),
     "observe.snapshot": ("Flow", "Stats", "stats"),
     "observe.subscribe": ("Subscription", "subscribe"),
+    "protocols": ("BufferLike", "IntArrayLike", "IntCell", "IntLike", "StreamLike"),
     "route.types": ("Reason", "Refusal", "Route", "Score"),
     "stream": (
         "Event",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from nobounce.config import Settings as Settings
     from nobounce.config import settings as settings
     from nobounce.device import Device as Device
+    from nobounce.device import DeviceLike as DeviceLike
     from nobounce.device import default_device as default_device
     from nobounce.device import devices as devices
     from nobounce.device import unavailable as unavailable
@@ -118,6 +120,11 @@ if TYPE_CHECKING:
     from nobounce.observe.snapshot import stats as stats
     from nobounce.observe.subscribe import Subscription as Subscription
     from nobounce.observe.subscribe import subscribe as subscribe
+    from nobounce.protocols import BufferLike as BufferLike
+    from nobounce.protocols import IntArrayLike as IntArrayLike
+    from nobounce.protocols import IntCell as IntCell
+    from nobounce.protocols import IntLike as IntLike
+    from nobounce.protocols import StreamLike as StreamLike
     from nobounce.route.types import Reason as Reason
     from nobounce.route.types import Refusal as Refusal
     from nobounce.route.types import Route as Route

@@ -18,8 +18,9 @@ from nobounce.copying import copy
 from nobounce.cudaarray import cuda_array_interface
 from nobounce.device import Device, DeviceLike, as_device
 from nobounce.errors import ArgumentError, BusyError, ClosedError, ExportError
+from nobounce.protocols import BufferLike, StreamLike
 from nobounce.route.types import MemoryKind
-from nobounce.stream import Stream, StreamLike, as_stream
+from nobounce.stream import Stream, as_stream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -237,7 +238,7 @@ class Buffer:
         with free_here():
             del allocation
 
-    def copy_to(self, dst: Any = None, *, stream: StreamLike) -> Buffer:
+    def copy_to(self, dst: BufferLike | None = None, *, stream: StreamLike) -> Buffer:
         """Copy everything to `dst`, in order on `stream`; returns `dst` as a Buffer.
 
         `dst` is a Buffer, or any memory `as_buffer` takes; None allocates on this device. With
@@ -250,7 +251,7 @@ class Buffer:
         copy(target, self, stream)
         return target
 
-    def copy_from(self, src: Any, *, stream: StreamLike) -> None:
+    def copy_from(self, src: BufferLike, *, stream: StreamLike) -> None:
         """Copy everything from `src` (a Buffer, or any memory `as_buffer` takes), in order on `stream`; see `copy_to`."""
         copy(self, as_buffer(src, write=False), stream)
 
@@ -344,7 +345,7 @@ class Buffer:
         return f"<Buffer of {self._nbytes} bytes of {kind} memory at {self._address:#x} on {self._allocation.device}>"
 
 
-def as_buffer(obj: Any, *, write: bool) -> Buffer:
+def as_buffer(obj: BufferLike, *, write: bool) -> Buffer:
     """`obj` as a Buffer: itself, or a Buffer over the caller's own memory, which it keeps alive.
 
     Takes a Buffer, a Tensor, and by protocol objects with the buffer protocol, numpy arrays, `__cuda_array_interface__`,
@@ -358,7 +359,7 @@ def as_buffer(obj: Any, *, write: bool) -> Buffer:
     allocation = obj.allocation
     if write and allocation.read_only:
         raise ArgumentError("the memory is read-only, and this would write to it")
-    return obj  # type: ignore[no-any-return]
+    return obj
 
 
 def _kind(device: Device, address: int, nbytes: int) -> MemoryKind:

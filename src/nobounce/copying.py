@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from nobounce import transferend
 from nobounce.errors import ArgumentError
+from nobounce.protocols import StreamLike
 from nobounce.route.types import MemoryKind
-from nobounce.stream import StreamLike, as_stream
+from nobounce.stream import as_stream
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nobounce import transferend
 from nobounce.config import settings
 from nobounce.errors import ArgumentError, ConfigError, UnavailableError, counted, printable
+from nobounce.protocols import FrameworkDevice
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import registry
 from nobounce.runtimes.base import LEGACY_STREAM, Capabilities, DeviceInfo, Runtime
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
-    from nobounce.stream import Event, EventOptions, Stream, StreamLike, StreamOptions
-
-DeviceLike = Any
-"""A Device, a name, the number of a GPU, or a framework's device with `.type` and `.index`."""
+    from nobounce.protocols import StreamLike
+    from nobounce.stream import Event, EventOptions, Stream, StreamOptions
 
 GPU_RUNTIMES = ("hip", "cuda")
 RUNTIMES = (*GPU_RUNTIMES, "sim", "cpu")
@@ -180,6 +179,10 @@ class _Current:
     ) -> None:
         if self._before != self._ordinal:
             self._runtime.set_current_device(self._before)
+
+
+DeviceLike = Device | FrameworkDevice | str | int | None
+"""A Device, a name such as "cuda:0", the number of a GPU, a framework's device with `.type` and `.index`, or None for the default."""
 
 
 def as_device(spec: DeviceLike) -> Device:

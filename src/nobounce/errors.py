@@ -46,6 +46,9 @@ from nobounce import misnamed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from nobounce.io.receipt import Receipt
+    from nobounce.route.types import Refusal
+
 
 class NobounceError(Exception):
     """Root of every exception raised by nobounce."""
@@ -104,6 +107,11 @@ class FormatError(NobounceError, ValueError):
     Attributes: `filename`, `tensor` (name or None), `offset` (bytes from the start of the file, or None).
     """
 
+    reason: str
+    filename: str | None
+    tensor: str | None
+    offset: int | None
+
     def __init__(
         self,
         reason: str,
@@ -140,14 +148,18 @@ class RouteError(_SystemError):
     deny afterwards that bytes went the way that was asked for: the buffer's contents are undefined then.
     """
 
+    refusals: tuple[Refusal, ...]
+    backend: str | None
+    receipt: Receipt | None
+
     def __init__(
         self,
         message: str,
-        refusals: Sequence[Any] = (),
+        refusals: Sequence[Refusal] = (),
         *,
         filename: str | None = None,
         backend: str | None = None,
-        receipt: Any = None,
+        receipt: Receipt | None = None,
     ) -> None:
         super().__init__(message, _errno.EOPNOTSUPP, filename)
         self.refusals = tuple(refusals)
@@ -216,6 +228,12 @@ class TransferError(_SystemError):
     system or vendor call) and `receipt`: what had moved before, or None.
     """
 
+    file_offset: int
+    nbytes: int
+    backend: str
+    call: str
+    receipt: Receipt | None
+
     def __init__(
         self,
         code: int,
@@ -227,7 +245,7 @@ class TransferError(_SystemError):
         call: str,
         detail: str = "",
         cure: str = "",
-        receipt: Any = None,
+        receipt: Receipt | None = None,
     ) -> None:
         self.file_offset, self.nbytes, self.backend, self.call = file_offset, nbytes, backend, call
         self.receipt = receipt
@@ -264,6 +282,11 @@ class DeviceError(NobounceError, RuntimeError):
     Attributes: `call` (the function), `status` (a `RuntimeStatus`, or None where the vendor's code has no equal
     there), `code` (the vendor's number) and `name` (the vendor's name for it).
     """
+
+    call: str
+    status: RuntimeStatus | None
+    code: int
+    name: str
 
     def __init__(
         self, call: str, status: RuntimeStatus | None, *, detail: str = "", code: int = 0, name: str = ""

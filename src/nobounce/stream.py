@@ -15,11 +15,9 @@ from typing import Any
 from nobounce import forked, reaper, transferend
 from nobounce.device import Device, DeviceLike, as_device, default_device
 from nobounce.errors import ArgumentError, ClosedError
+from nobounce.protocols import StreamLike
 from nobounce.runtimes.base import LEGACY_STREAM, PER_THREAD_STREAM
 from nobounce.runtimes.powers import needed
-
-StreamLike = Any
-"""A Stream, a handle, None, or an object with `__cuda_stream__`, `.cuda_stream` (PyTorch) or `.ptr` (CuPy)."""
 
 _NOTHING = contextlib.nullcontext()
 

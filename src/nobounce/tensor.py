@@ -18,12 +18,14 @@ from nobounce.cudaarray import cuda_array_interface
 from nobounce.device import Device
 from nobounce.dtypes import DType, array_shape, lookup, numpy_dtype, torch_dtype
 from nobounce.errors import ArgumentError, ExportError, UnavailableError
+from nobounce.protocols import SupportsArrayInterface, SupportsDLPack
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes.base import LEGACY_STREAM
 from nobounce.stream import as_stream
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor as TorchTensor
 
 Maker = Callable[[int, tuple[int, ...], DType, int], Any]
 
@@ -43,9 +45,9 @@ class Tensor:
     _dtype: DType
     _nbytes: int
 
-    def __init__(self, buffer: Buffer, shape: Iterable[Any], dtype: str | DType, *, offset: int = 0) -> None:
+    def __init__(self, buffer: Buffer, shape: Iterable[int], dtype: str | DType, *, offset: int = 0) -> None:
         kind = dtype if isinstance(dtype, DType) else lookup(dtype)
-        dims = tuple(shape)
+        dims: tuple[Any, ...] = tuple(shape)  # of whatever a caller without a type checker gave
         bits = kind.bits
         for dim in dims:
             if not isinstance(dim, int) or dim < 0 or isinstance(dim, bool):
@@ -83,7 +85,7 @@ class Tensor:
         return make
 
     @classmethod
-    def from_dlpack(cls, obj: Any) -> Tensor:
+    def from_dlpack(cls, obj: SupportsDLPack | SupportsArrayInterface) -> Tensor:
         """A Tensor over the memory of any object with `__dlpack__`, without a copy; the memory lives as long as needed.
 
         numpy arrays of ml_dtypes types, which numpy does not export, are taken too. ArgumentError where the array is not
@@ -163,7 +165,7 @@ class Tensor:
         base, offset = self._host_bytes()
         return np.ndarray(dims, kind, base, offset)
 
-    def torch(self) -> Any:
+    def torch(self) -> TorchTensor:
         """A torch tensor over the memory, which it keeps alive; on the GPU where the memory is a GPU's.
 
         A host copy where torch cannot see the memory (`sim`). UnavailableError without torch, ArgumentError where torch

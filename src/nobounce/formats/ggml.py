@@ -16,6 +16,7 @@ from nobounce.errors import ArgumentError, printable
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import ArrayLike
 
     Floats = np.ndarray[Any, np.dtype[np.float32]]
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -90,7 +91,7 @@ REMOVED = {
 _BY_NAME = {t.name: t for t in TYPES.values()}
 
 
-def dequantize(data: Any, encoding: str) -> Floats:
+def dequantize(data: ArrayLike, encoding: str) -> Floats:
     """Quantised bytes as float32, on the host: an array of shape [..., blocks * block's bytes] becomes [..., blocks * block's elements].
 
     `data` is a tensor as `load` gives it, or any array of uint8; `encoding` is the name that `model.encodings[name].name` gives: Q8_0,

@@ -14,9 +14,9 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from nobounce.device import Device, default_device
+from nobounce.device import DeviceLike, as_device
 from nobounce.errors import ArgumentError, FileChangedError, printable
 from nobounce.facts.pagecache import counted, estimate, residency
 from nobounce.formats.columns import PART
@@ -38,12 +38,17 @@ from nobounce.route.types import Cache, Require
 from nobounce.tensor import Tensor, import_framework, looks_on
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from nobounce.buffer import Buffer
+    from nobounce.device import Device
     from nobounce.formats.columns import Rows
 
 Framework = Literal["numpy", "torch"]
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Progress = Callable[[str, int], None]
+T = TypeVar("T")
 
 KEEP_OPEN = 16
 PIECE = 128 << 10
@@ -52,8 +57,10 @@ HEAD = 1 << 20
 RWF_DONTCACHE = 0x80
 
 
-class Model(dict[str, Any]):
+class Model(dict[str, T]):
     """The tensors by name, in the order of the files, and how they got here.
+
+    `Model[nobounce.Tensor]`, `Model[numpy.ndarray]` or `Model[torch.Tensor]`, as `load` was asked.
 
     Attributes: `receipt` (one Receipt for everything), `receipts` (one for each file), `device`, `metadata` (of the
     headers, first file wins), `warnings`, `encodings`: how each tensor that is quantised bytes encodes its elements.
@@ -184,16 +191,55 @@ def close_model(opened: list[Opened]) -> None:
         one.file.close()
 
 
+@overload
 def load(
     paths: Paths,
     *,
-    device: str | Device | None = None,
+    device: DeviceLike = None,
+    framework: None = None,
+    require: Require = "auto",
+    cache: Cache = "auto",
+    align: int | None = None,
+    progress: Progress | None = None,
+) -> Model[Tensor]: ...
+
+
+@overload
+def load(
+    paths: Paths,
+    *,
+    device: DeviceLike = None,
+    framework: Literal["numpy"],
+    require: Require = "auto",
+    cache: Cache = "auto",
+    align: int | None = None,
+    progress: Progress | None = None,
+) -> Model[np.ndarray[Any, Any]]: ...
+
+
+@overload
+def load(
+    paths: Paths,
+    *,
+    device: DeviceLike = None,
+    framework: Literal["torch"],
+    require: Require = "auto",
+    cache: Cache = "auto",
+    align: int | None = None,
+    progress: Progress | None = None,
+) -> Model[torch.Tensor]: ...
+
+
+def load(
+    paths: Paths,
+    *,
+    device: DeviceLike = None,
     framework: Framework | None = None,
     require: Require = "auto",
     cache: Cache = "auto",
     align: int | None = None,
     progress: Progress | None = None,
-) -> Model:
+) -> Model[Any]:
     """Load model files into memory of `device`; returns a Model: a dict of name -> tensor with a `receipt`.
 
     `paths` is a file, a folder (with an index or not) or several files, of safetensors, GGUF, PyTorch checkpoints, npy or npz
@@ -209,10 +255,8 @@ def load(
     if framework not in (None, "numpy", "torch"):
         raise ArgumentError(f"framework={framework!r} is not numpy or torch")
     want = check_align(align)
-    target = (
-        device if isinstance(device, Device) else Device(device) if device is not None else default_device()
-    )
-    model = Model()
+    target = as_device(device)
+    model: Model[Any] = Model()
     receipts: list[Receipt] = []
     opened: list[Opened] = []
     slabs = SlabAhead(target)
@@ -251,7 +295,7 @@ def grain_of(file: File) -> int:
 
 
 def _load_one(
-    model: Model,
+    model: Model[Any],
     one: Opened,
     slabs: SlabAhead,
     device: Device,

@@ -21,6 +21,7 @@ from typing import Any
 
 from nobounce import forked, transferend
 from nobounce.config import Settings
+from nobounce.device import Device
 from nobounce.errors import ArgumentError, ClosedError, FileError, printable
 from nobounce.facts.extents import ExtentMap, IndirectRange, has_holes
 from nobounce.facts.file import examine
@@ -35,6 +36,7 @@ from nobounce.io.prepare import route_of, transfer
 from nobounce.io.receipt import Receipt
 from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
+from nobounce.protocols import BufferLike, IntArrayLike, IntCell, IntLike, StreamLike
 from nobounce.route.types import Cache, Op, Require, Route
 from nobounce.runtimes.base import DirectIO
 
@@ -88,12 +90,10 @@ class File:
         return self
 
     def _begin(self, name: str, shared: str | None) -> None:
-        self._borrowed = None
-        self._shared = shared
+        self._borrowed, self._shared = None, shared
         self._lock = threading.Lock()
         self._fds: dict[str, int] = {}
-        self._closed = False
-        self._in_flight = 0
+        self._closed, self._in_flight = False, 0
         self._facts: FileFacts | None = None
         self._sized: tuple[FileFacts, FileFacts] | None = None
         self._block_known = False
@@ -215,7 +215,7 @@ class File:
 
     def read(
         self,
-        buffer: Any,
+        buffer: BufferLike,
         *,
         nbytes: int | None = None,
         file_offset: int = 0,
@@ -235,11 +235,11 @@ class File:
 
     def read_many(
         self,
-        buffer: Any,
+        buffer: BufferLike,
         *,
-        file_offsets: Any,
-        nbytes: Any,
-        buffer_offsets: Any = None,
+        file_offsets: IntArrayLike,
+        nbytes: IntArrayLike,
+        buffer_offsets: IntArrayLike | None = None,
         require: Require = "auto",
         cache: Cache = "auto",
     ) -> Receipt:
@@ -251,7 +251,7 @@ class File:
 
     def write(
         self,
-        buffer: Any,
+        buffer: BufferLike,
         *,
         nbytes: int | None = None,
         file_offset: int = 0,
@@ -271,7 +271,7 @@ class File:
 
     def explain(
         self,
-        buffer: Any,
+        buffer: BufferLike | Device,
         *,
         op: Op = "read",
         nbytes: int | None = None,
@@ -308,15 +308,15 @@ class File:
 
     def read_async(
         self,
-        buffer: Any,
+        buffer: BufferLike,
         *,
-        stream: Any,
-        nbytes: Any = None,
-        file_offset: Any = 0,
-        buffer_offset: Any = 0,
+        stream: StreamLike,
+        nbytes: IntLike | None = None,
+        file_offset: IntLike = 0,
+        buffer_offset: IntLike = 0,
         require: Require = "auto",
         cache: Cache = "auto",
-        bytes_done: Any = None,
+        bytes_done: IntCell | None = None,
     ) -> Transfer:
         """Read in stream order: after everything before it on `stream`, before everything after. Returns at once; on a GPU a
         read of up to 64 KiB of page-cached bytes, unless it is the first, into a stream with nothing to wait for has mostly
@@ -332,16 +332,16 @@ class File:
 
     def write_async(
         self,
-        buffer: Any,
+        buffer: BufferLike,
         *,
-        stream: Any,
-        nbytes: Any = None,
-        file_offset: Any = 0,
-        buffer_offset: Any = 0,
+        stream: StreamLike,
+        nbytes: IntLike | None = None,
+        file_offset: IntLike = 0,
+        buffer_offset: IntLike = 0,
         require: Require = "auto",
         cache: Cache = "avoid",
         fsync: bool = False,
-        bytes_done: Any = None,
+        bytes_done: IntCell | None = None,
     ) -> Transfer:
         """Write in stream order; parameters as in `read_async`, `fsync` as in `write`."""
         given = Params(nbytes, file_offset, buffer_offset, bytes_done)

@@ -30,6 +30,7 @@ from nobounce.io.engine import engine_for
 from nobounce.io.movers import uring
 from nobounce.io.prepare import in_order
 from nobounce.io.receipt import Receipt
+from nobounce.protocols import BufferLike, IntArrayLike
 from nobounce.route.many import INVALID, REFUSED
 from nobounce.route.types import Cache, Op, Require
 from nobounce.uninterrupted import GivenUp, uninterrupted
@@ -92,16 +93,16 @@ class Batch:
     def read(
         self,
         file: File | Sequence[File],
-        buffer: Any,
+        buffer: BufferLike,
         *,
-        file_offsets: Any,
-        nbytes: Any,
-        file_index: Any = None,
-        buffer_offsets: Any = None,
+        file_offsets: IntArrayLike,
+        nbytes: IntArrayLike,
+        file_index: IntArrayLike | None = None,
+        buffer_offsets: IntArrayLike | None = None,
         require: Require = "auto",
         cache: Cache = "auto",
         timeout: float | None = None,
-        cookies: Sequence[Any] | None = None,
+        cookies: Sequence[object] | None = None,
     ) -> Array:
         """Add reads; returns their ids (int64, counting up from 0 over the batch's life). They start with `submit` or `wait`.
 
@@ -122,16 +123,16 @@ class Batch:
     def write(
         self,
         file: File | Sequence[File],
-        buffer: Any,
+        buffer: BufferLike,
         *,
-        file_offsets: Any,
-        nbytes: Any,
-        file_index: Any = None,
-        buffer_offsets: Any = None,
+        file_offsets: IntArrayLike,
+        nbytes: IntArrayLike,
+        file_index: IntArrayLike | None = None,
+        buffer_offsets: IntArrayLike | None = None,
         require: Require = "auto",
         cache: Cache = "avoid",
         timeout: float | None = None,
-        cookies: Sequence[Any] | None = None,
+        cookies: Sequence[object] | None = None,
     ) -> Array:
         """Add writes; as `read`. `File.sync` afterwards puts them on the disk.
 
@@ -145,10 +146,10 @@ class Batch:
         self,
         op: Op,
         file: File | Sequence[File],
-        buffer: Any,
+        buffer: BufferLike,
         where: tuple[Any, Any, Any, Any],
         how: tuple[Require, Cache, float | None],
-        cookies: Sequence[Any] | None,
+        cookies: Sequence[object] | None,
     ) -> Array:
         import numpy as np
 
@@ -266,7 +267,7 @@ class Batch:
         while self.outstanding:
             yield from self.wait(min_n=1)
 
-    def cancel(self, ids: Any = None) -> int:
+    def cancel(self, ids: IntArrayLike | None = None) -> int:
         """Cancel requests (`ids`, or all) that no one works on yet; they end as "cancelled". Returns how many.
 
         What runs already goes on: `wait` reports it.
@@ -362,7 +363,7 @@ class Batch:
 
 
 def read_many(
-    file: File, buffer: Any, where: tuple[Any, Any, Any], require: Require, cache: Cache
+    file: File, buffer: BufferLike, where: tuple[Any, Any, Any], require: Require, cache: Cache
 ) -> Receipt:
     """As `File.read_many`; `where` is (file offsets, sizes, buffer offsets)."""
     file_offsets, nbytes, buffer_offsets = where
