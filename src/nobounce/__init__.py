@@ -34,6 +34,7 @@ _NAMES = {
     ),
     "formats.ggml": ("dequantize",),
     "formats.load": ("Model", "load"),
+    "formats.save": ("save",),
     "io.batch.batch": ("Batch",),
     "io.batch.table": ("BatchEvent", "BatchResult"),
     "io.file": ("File", "open"),
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from nobounce.formats.ggml import dequantize as dequantize
     from nobounce.formats.load import Model as Model
     from nobounce.formats.load import load as load
+    from nobounce.formats.save import save as save
     from nobounce.io.batch.batch import Batch as Batch
     from nobounce.io.batch.table import BatchEvent as BatchEvent
     from nobounce.io.batch.table import BatchResult as BatchResult

@@ -1,4 +1,4 @@
-"""benchmarks/blocks.py and sizes.py: their quick modes run every contestant that can run here."""
+"""benchmarks/blocks.py, sizes.py and save.py: their quick modes run every contestant that can run here."""
 
 from __future__ import annotations
 
@@ -45,3 +45,18 @@ def test_sizes_are_read_in_both_states_and_each_sample_is_written(tmp_path: Path
         assert states["cold"].keys() == {"auto", "avoid", "preadv", "O_DIRECT"}
         assert all(len(times) >= 5 for samples in states.values() for times in samples.values())
     assert str(tmp_path) not in out.read_text()
+
+
+@pytest.mark.parametrize("shape", ["large", "small", "straight"])
+def test_saves_are_raced_and_each_sample_is_written(tmp_path: Path, shape: str) -> None:
+    need("o_direct", "safetensors")
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(FOLDER / "save.py"), "--quick", "--shape", shape]
+    command += ["--dir", str(tmp_path), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["schema"], result["version"]) == ("nobounce.benchmarks.save", 1)
+    assert result["seconds"].keys() == {"nobounce", "plain", "safetensors"}
+    assert all(len(times) == 2 for times in result["seconds"].values())
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]

@@ -45,6 +45,9 @@ divided when there are more of them. The hipfile module keeps hipFile's 16 MiB."
 FRESH_DIRECT_WIDTH, FRESH_DIRECT_NBYTES = 8, 16 << 20
 """Direct reads into fresh memory under way at once, and their size: together 3 to 5 % more than 4 of 8 MiB from a disk that holds
 2.6 GiB/s."""
+WRITE_DIRECT_NBYTES = 16 << 20
+"""Bytes of one direct write from memory of the host: ext4 lets one write at a time extend a file, and the next begins when its thread has
+woken. With 8 MiB a save of 1 GiB came to 0.92 of a plain writer of 16 MiB pieces, with 16 MiB to 1.0."""
 TAIL_NBYTES = 4 << 20
 """The last pieces of a read into fresh memory are cut to this, so that the threads end together and no disk waits for the last of
 them."""
@@ -138,6 +141,8 @@ def choose(
     if to.relayed:
         found = _relayed(plain, request, route, to, machine, call)
         return _within_share(found, chosen, to, request.nbytes, stream_nbytes) if call == "stream" else found
+    if request.op == "write" and chosen.chunk_nbytes == _DEFAULTS.chunk_nbytes:
+        return plain._replace(direct_nbytes=WRITE_DIRECT_NBYTES)
     return _fresh(plain, route, chosen, machine) if call == "fresh" else plain
 
 

@@ -1,0 +1,190 @@
+"""Writes the pieces of a file, overlapped: while some are written, the next is gathered.
+
+A device has a few lanes, each a stream and a slot of scratch memory. A piece takes a free lane: its tensors are copied into the slot, on
+the host by numpy, on a device in the order of the stream, and the engine writes the slot from there; a straight piece is written from the
+caller's memory on the same stream. A lane is free when its last piece is written, so the scratch is bounded: 32 MiB a device. Writes end in
+any order (ext4 lets one at a time extend a file), and whoever waited for a certain lane would find all others idle by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from nobounce.buffer import Buffer
+from nobounce.device import Device
+from nobounce.errors import InternalError
+from nobounce.formats.layout import PIECE, Part, Piece
+from nobounce.formats.sources import Source, fill
+from nobounce.io.file import File
+from nobounce.io.receipt import Receipt
+from nobounce.io.transfer import Transfer
+from nobounce.stream import Stream
+from nobounce.tensor import Tensor
+
+LANES = 4
+"""Pieces under way at once on a device: 4 of 8 MiB hold the speed of a plain writer with as many threads."""
+LOOK_SECONDS = 0.1
+"""How often one who waits looks for work that no thread could be started for."""
+
+Progress = Callable[[str, int], None]
+
+
+class _Lane:
+    """A stream, its scratch memory, which is there if it is needed, and the write that uses both."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.slot: Buffer | None = None
+        self.view: Any = None
+        self.writing: Transfer | None = None
+
+
+class _Lanes:
+    """The lanes of a device, and which of them wait for a piece."""
+
+    def __init__(self, device: Device, lanes: list[_Lane]) -> None:
+        self.all = lanes
+        self._free = deque(lanes)
+        self._scheduler = device._runtime.scheduler
+        self._changed = self._scheduler.condition()
+
+    def take(self) -> _Lane:
+        """A lane whose write, if it had one, has ended."""
+        while True:
+            self._scheduler.help()
+            with self._changed.mutex:
+                if self._free:
+                    return self._free.popleft()
+                self._changed.wait(LOOK_SECONDS)
+
+    def give_back(self, lane: _Lane, _: Transfer) -> None:
+        with self._changed.mutex:
+            self._free.append(lane)
+            self._changed.notify()
+
+
+class FileWriter:
+    """Writes pieces to one file. A context manager: leaving it by an error cancels what has not begun and waits for the rest."""
+
+    def __init__(self, file: File, pieces: Sequence[Piece], grain: int, progress: Progress | None) -> None:
+        self._file, self._pieces, self._grain, self._progress = file, pieces, grain, progress
+        self._stack = contextlib.ExitStack()
+        self._lanes: dict[str, _Lanes] = {}
+        self._fetched: tuple[Source, Buffer] | None = None
+        self.receipts: list[Receipt] = []
+
+    def __enter__(self) -> FileWriter:
+        counts: dict[str, int] = {}
+        largest: dict[str, int] = {}
+        devices: dict[str, Device] = {}
+        for piece in self._pieces:
+            device = piece.parts[0].source.device
+            devices[device.name] = device
+            counts[device.name] = counts.get(device.name, 0) + 1
+            if not piece.straight:
+                largest[device.name] = max(largest.get(device.name, 0), piece.nbytes)
+        try:
+            for name, device in devices.items():
+                lanes = [self._lane(device, largest.get(name, 0)) for _ in range(min(LANES, counts[name]))]
+                self._lanes[name] = _Lanes(device, lanes)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is not None:
+                lanes = [lane for each in self._lanes.values() for lane in each.all]
+                under_way = [lane.writing for lane in lanes if lane.writing is not None]
+                for transfer in reversed(under_way):
+                    transfer.cancel()
+                for transfer in under_way:
+                    transfer.exception()
+        finally:
+            self._fetched = None
+            self._stack.close()
+
+    def write(self, each: Callable[[Piece, Any], None] | None = None) -> None:
+        """Write all pieces. `each` is called with every piece before it is written, and with the host's array of its bytes, or None
+        where a device has them. Raises TransferError, RouteError, OutOfMemoryError, DeviceError."""
+        for piece in self._pieces:
+            lanes = self._lanes[piece.parts[0].source.device.name]
+            lane = lanes.take()
+            self._settle(lane)
+            self._begin(lane, piece, each)
+            if lane.writing is not None:
+                lane.writing.add_done_callback(functools.partial(lanes.give_back, lane))
+        for lanes in self._lanes.values():
+            for lane in lanes.all:
+                self._settle(lane)
+
+    def _lane(self, device: Device, nbytes: int) -> _Lane:
+        lane = _Lane(self._stack.enter_context(device.create_stream()))
+        if nbytes:
+            lane.slot = self._stack.enter_context(device.allocate(min(nbytes, PIECE) + self._grain))
+            if lane.slot.is_host_accessible:
+                lane.view = lane.slot.numpy()
+        return lane
+
+    def _begin(self, lane: _Lane, piece: Piece, each: Callable[[Piece, Any], None] | None) -> None:
+        part, source = piece.parts[0], piece.parts[0].source
+        if piece.straight:
+            buffer, offset = self._buffer_of(source), part.start
+            data = None if source.array is None else source.array[part.start : part.stop]
+        else:
+            if lane.slot is None:
+                raise InternalError("a lane without scratch was given bytes to gather")
+            buffer, offset = lane.slot, piece.file_offset % self._grain
+            data = None if lane.view is None else lane.view[offset : offset + piece.nbytes]
+            self._gather(lane, piece.parts, offset)
+        if each is not None:
+            each(piece, data)
+        lane.writing = self._file.write_async(
+            buffer,
+            stream=lane.stream,
+            nbytes=piece.nbytes,
+            file_offset=piece.file_offset,
+            buffer_offset=offset,
+        )
+
+    def _gather(self, lane: _Lane, parts: Iterable[Part], at: int) -> None:
+        for source, start, stop in parts:
+            end = at + stop - start
+            if lane.view is not None:
+                fill(lane.view[at:end], source, start, stop)
+            elif lane.slot is not None:
+                span(lane.slot, at, end).copy_from(
+                    span(self._buffer_of(source), start, stop), stream=lane.stream
+                )
+            at = end
+
+    def _buffer_of(self, source: Source) -> Buffer:
+        """Its bytes as a Buffer. That of the last tensor is kept: a strided one of a device is made contiguous once."""
+        if self._fetched is None or self._fetched[0] is not source:
+            self._fetched = None
+            self._fetched = source, source.buffer()
+        return self._fetched[1]
+
+    def _settle(self, lane: _Lane) -> None:
+        transfer, lane.writing = lane.writing, None
+        if transfer is None:
+            return
+        try:
+            receipt = transfer.result()
+        except BaseException:
+            if not transfer.done():
+                lane.writing = transfer
+            raise
+        self.receipts.append(receipt)
+        if self._progress is not None:
+            self._progress("fastpath" if receipt.fastpath_bytes else "fallback", receipt.nbytes)
+
+
+def span(buffer: Buffer, start: int, stop: int) -> Buffer:
+    """Bytes [start, stop) of a buffer, which share its memory."""
+    return Tensor(buffer, (stop - start,), "U8", offset=start).buffer
