@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from nobounce.errors import ConfigError
+from nobounce.records import record
 
 _BOOLEANS = {
     "true": True,
@@ -32,7 +32,7 @@ MIB = 1 << 20
 ASYNC_BUFFER_NBYTES = 16 * MIB
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Variable:
     """One row of the table. `kind` is "bool", "int" (bytes where the name says so) or "text"."""
 
@@ -150,7 +150,7 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settings:
     """What is in force. `origin` maps each field to "default" or to the variable that set it."""
 

@@ -13,10 +13,10 @@ had as raw bytes only. The six-bit types are raw bytes everywhere: no framework 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nobounce.errors import ArgumentError
+from nobounce.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DType:
     """One element type.
 

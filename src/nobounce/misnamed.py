@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,2}\S*")
-_HUB = re.compile(r"(?:hf://(?:models/)?|https?://huggingface\.co/)([\w.-]+/[\w.-]+)\S*")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_URL = r"([A-Za-z][A-Za-z0-9+.-]*):/{1,2}\S*"
+_HUB = r"(?:hf://(?:models/)?|https?://huggingface\.co/)([\w.-]+/[\w.-]+)\S*"
+_HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 def cure(path: str, target: str | None = None) -> str:
@@ -17,15 +17,15 @@ def cure(path: str, target: str | None = None) -> str:
             f"it is a link to {target}, which is not there: an unfinished download or a cleaned cache; "
             "download it again"
         )
-    if hub := _HUB.fullmatch(path):
+    if hub := re.fullmatch(_HUB, path):
         return (
             f"nobounce reads files, not URLs: `hf download {hub[1]}` fetches the model and prints its folder"
         )
-    if _URL.fullmatch(path):
+    if re.fullmatch(_URL, path):
         return "nobounce reads files, not URLs: download it and name the file"
     if path.startswith("~"):
         return f"only a shell expands ~, and only outside quotes: write {os.path.expanduser(path)}"
-    if _HUB_ID.fullmatch(path) and not os.path.isdir(path.partition("/")[0]):
+    if re.fullmatch(_HUB_ID, path) and not os.path.isdir(path.partition("/")[0]):
         return (
             f"if it is a model on the Hugging Face Hub, `hf download {path}` fetches it and prints its folder"
         )

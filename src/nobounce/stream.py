@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -16,13 +15,14 @@ from nobounce import forked, reaper, transferend
 from nobounce.device import Device, DeviceLike, as_device, default_device
 from nobounce.errors import ArgumentError, ClosedError
 from nobounce.protocols import StreamLike
+from nobounce.records import record
 from nobounce.runtimes.base import LEGACY_STREAM, PER_THREAD_STREAM
 from nobounce.runtimes.powers import needed
 
 _NOTHING = contextlib.nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StreamOptions:
     """How a stream is made: non-blocking by default; `priority` None is the runtime's normal one."""
 
@@ -30,7 +30,7 @@ class StreamOptions:
     priority: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EventOptions:
     """How an event is made; events can time by default, as in HIP. One for other processes cannot (HIP rule 30)."""
 

@@ -60,3 +60,20 @@ def test_saves_are_raced_and_each_sample_is_written(tmp_path: Path, shape: str) 
     assert result["seconds"].keys() == {"nobounce", "plain", "safetensors"}
     assert all(len(times) == 2 for times in result["seconds"].values())
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_first_loads_are_raced_in_fresh_processes_and_each_sample_is_written(tmp_path: Path) -> None:
+    need("cachestat")
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(FOLDER / "first.py"), "--sections", "imports,one", "--gib", "0.001"]
+    command += ["--rounds", "2", "--dir", str(tmp_path / "files"), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["schema"], result["version"]) == ("nobounce.benchmarks.first", 1)
+    loads = [row for row in result["samples"] if row["section"] == "one file"]
+    assert [(row["loader"], row["count"], len(row["seconds"])) for row in loads] == [("nobounce", 100, 4)] * 2
+    for row in loads:
+        assert row["import"] < row["seconds"][0]
+        assert f"{row['seconds'][0] * 1e3:.1f}" in done.stdout
+    assert str(tmp_path) not in out.read_text()

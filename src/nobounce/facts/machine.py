@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from nobounce.facts.mounts import parse_mountinfo
 from nobounce.facts.numa import NODES
 from nobounce.facts.source import MOUNTINFO, LiveSource, Source
 from nobounce.facts.sysfs import names, text, whole
+from nobounce.records import record
 
 CGROUPS = "/proc/self/cgroup"
 RANKS = "LOCAL_WORLD_SIZE"
@@ -26,7 +26,7 @@ _ONLINE = "sysconf(_SC_NPROCESSORS_ONLN)"
 _MEMORY = "sysconf(_SC_PHYS_PAGES)"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MachineFacts:
     """What this process may use, the lowest limit of each, and the file or call that told it.
 

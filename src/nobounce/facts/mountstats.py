@@ -7,18 +7,18 @@ import re
 from nobounce.facts.mounts import decode
 
 NFS = frozenset({"nfs", "nfs4"})
-_DEVICE = re.compile(r"^device \S+ mounted on (\S+) with fstype (\S+)", re.MULTILINE)
-_BYTES = re.compile(r"^\s+bytes:\s+(\d+) (\d+) (\d+) (\d+)", re.MULTILINE)
+_DEVICE = r"(?m)^device \S+ mounted on (\S+) with fstype (\S+)"
+_BYTES = r"(?m)^\s+bytes:\s+(\d+) (\d+) (\d+) (\d+)"
 
 
 def direct_bytes(text: str, mount_point: str) -> tuple[int, int] | None:
     """(read, written) bytes that all processes have moved by O_DIRECT on an NFS mount; None where the text does not say."""
     found = None
-    mounts = list(_DEVICE.finditer(text))
+    mounts = list(re.finditer(_DEVICE, text))
     for n, mount in enumerate(mounts):
         if decode(mount[1]) == mount_point and mount[2] in NFS:  # the topmost of several is the last
             end = mounts[n + 1].start() if n + 1 < len(mounts) else len(text)
-            found = _BYTES.search(text, mount.end(), end)
+            found = re.compile(_BYTES).search(text, mount.end(), end)
     return (int(found[3]), int(found[4])) if found else None
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from nobounce.facts.source import Source
 from nobounce.facts.sysfs import names, text, whole
+from nobounce.records import record
 
 NODES = "/sys/devices/system/node"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NumaNode:
     """One node; `distances` are to every node in order, 10 being its own, and `nbytes` is its memory."""
 

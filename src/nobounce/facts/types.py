@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from nobounce.records import record
 
 FileKind = Literal["regular", "block", "directory", "fifo", "char", "socket", "other"]
 Journal = Literal["ordered", "journal", "writeback", "none", "unknown"]
@@ -11,7 +12,7 @@ Known = Literal["yes", "no", "unknown"]
 DirectProbe = Literal["yes", "no", "uncounted", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileSystemFacts:
     """The file system a file is on.
 
@@ -31,7 +32,7 @@ class FileSystemFacts:
     error: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlockFacts:
     """The stack of block devices below a file, summed up: `peer` says whether a device can DMA between every leg of it and
     another PCI device (hipFile G-11), `because` why not, and `decided_by` is the file under /sys that told.
@@ -48,7 +49,7 @@ class BlockFacts:
     nvme: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileFacts:
     """One open file. Sizes, offsets and alignments in bytes; `device` and `rdev` are (major, minor).
 
@@ -81,7 +82,7 @@ class FileFacts:
     sparse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Residency:
     """How many of `nbytes` bytes the page cache holds (None: not known), and how that was learnt."""
 

@@ -11,7 +11,7 @@ and share one object.
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from nobounce.dtypes import DTYPES
@@ -39,9 +39,18 @@ class _Spelling:
         self.order = (0, 3, 4, 1, 2) if offsets_first else (0, 1, 2, 3, 4)
         self.comma = f",{s}"
         self.end = f"]}},{s}"
-        self.entry = re.compile(rf"{_NAME}:{s}\{{{first},{s}{second}\}}")
-        self.entries = re.compile(self.entry.pattern + self.comma)
+        self._pattern = rf"{_NAME}:{s}\{{{first},{s}{second}\}}"
         self.overhead = len(f'"":{s}{{"dtype":{s}"",{s}"shape":{s}[],{s}"data_offsets":{s}[,{s}]}},{s}')
+
+    # Compiled when a header is met that may be spelt so: together they take a millisecond.
+
+    @cached_property
+    def entry(self) -> re.Pattern[str]:
+        return re.compile(self._pattern)
+
+    @cached_property
+    def entries(self) -> re.Pattern[str]:
+        return re.compile(self._pattern + self.comma)
 
 
 _SPELLINGS = (

@@ -14,7 +14,6 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nobounce import errors, misnamed
@@ -22,6 +21,7 @@ from nobounce.errors import FormatError, clip, printable
 from nobounce.formats import magic, sets
 from nobounce.formats.header import HEADER_LIMIT, open_regular
 from nobounce.formats.strictjson import Repeated, loads
+from nobounce.records import field, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 _PIECE = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shard:
     """One file of a model: `name` (as its index spells it, else the path) and `path`."""
 
@@ -46,7 +46,7 @@ class Shard:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Index:
     """A checked index: `path`, `weight_map` (tensor name to shard name), its `metadata` as JSON gave it."""
 
@@ -55,7 +55,7 @@ class Index:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelFiles:
     """The shards of a model in the order of their names, its index if it has one, what is odd about the folder, and
     which of the shards are not there.
@@ -67,7 +67,7 @@ class ModelFiles:
     missing: tuple[Shard, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class IndexReport:
     """Where index and shards disagree.
 

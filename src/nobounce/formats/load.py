@@ -8,7 +8,6 @@ first file may be taken meanwhile, and is given back then. Memory: the tensors' 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import itertools
@@ -34,6 +33,7 @@ from nobounce.io.file import File
 from nobounce.io.file import open as open_file
 from nobounce.io.prepare import look
 from nobounce.io.receipt import Receipt, total
+from nobounce.records import replace
 from nobounce.route.types import Cache, Require
 from nobounce.tensor import Tensor, import_framework, looks_on
 
@@ -182,7 +182,7 @@ def open_model(
     except BaseException:
         close_model(opened)
         raise
-    return dataclasses.replace(files, warnings=(*files.warnings, *warnings)), opened
+    return replace(files, warnings=(*files.warnings, *warnings)), opened
 
 
 def close_model(opened: list[Opened]) -> None:
@@ -355,7 +355,7 @@ def _load_one(
         if slab is not None:
             slab.close()
     # The request was rounded up past the end of the file.
-    return dataclasses.replace(receipt, requested=spot.needed)
+    return replace(receipt, requested=spot.needed)
 
 
 def _is_cold(file: File, spot: Placement, require: Require, cache: Cache) -> bool:

@@ -20,14 +20,13 @@ _CONVERT = (
     "nobounce reads the zip archives that torch.save writes since 1.6: "
     "torch.save(torch.load(OLD, weights_only=True, map_location='cpu'), NEW)"
 )
-_LFS = re.compile(rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/")
-_LFS_SIZE = re.compile(rb"\nsize ([0-9]{1,19})\n")
-_PAGE = re.compile(rb"\s*<(?:!doctype|html|head|body|\?xml|!--|error)", re.IGNORECASE)
-_TORCH = re.compile(
-    rb"[^/]*/(data\.pkl|constants\.pkl|version|byteorder|archive_format|\.\w+|(data|code|extra)/.*)"
-)
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
-_JSON = re.compile(rb"\s*[{\[]\s*[\"{\[}\]]")
+# Compiled when they are asked, which few loads do: at import they cost more than the rest of this module.
+_LFS = rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/"
+_LFS_SIZE = rb"\nsize ([0-9]{1,19})\n"
+_PAGE = rb"(?i)\s*<(?:!doctype|html|head|body|\?xml|!--|error)"
+_TORCH = rb"[^/]*/(data\.pkl|constants\.pkl|version|byteorder|archive_format|\.\w+|(data|code|extra)/.*)"
+_PICKLE = rb"\x80[\x02-\x05]"
+_JSON = rb"\s*[{\[]\s*[\"{\[}\]]"
 _STARTS = (
     (b"GGUF", "a GGUF file", "name it by itself"),
     (b"\x93NUMPY", "an array of NumPy", "name it by itself"),
@@ -67,7 +66,8 @@ def is_npz(head: bytes) -> bool:
 
 def is_checkpoint(head: bytes) -> bool:
     """Whether it is a zip archive by PyTorch."""
-    return _TORCH.match(first_member(head)) is not None
+    member = first_member(head)
+    return bool(member) and re.match(_TORCH, member) is not None
 
 
 def first_member(head: bytes) -> bytes:
@@ -82,15 +82,15 @@ def what_it_is(head: bytes) -> str | None:
     """A sentence that names the kind of file that begins with `head` (up to `HEAD` bytes) and says what to do; None where
     the bytes do not tell, or are those of a safetensors file.
     """
-    if _LFS.match(head):
-        size = _LFS_SIZE.search(head)
+    if re.match(_LFS, head):
+        size = re.search(_LFS_SIZE, head)
         held = f" of {int(size[1]):,} bytes" if size else ""
         return f"this is a Git LFS pointer, which stands for the file{held}: `git lfs pull` in its repository fetches it"
-    if _PAGE.match(head):
+    if re.match(_PAGE, head):
         return f"this is a web page or a server's error, not the file: {AGAIN}, logged in where it needs that"
     if head.startswith((b"PK\3\4", b"PK\5\6")):
         return f"this is a zip archive: {_UNPACK}"
-    if _PICKLE.match(head):
+    if re.match(_PICKLE, head):
         return f"this is a pickle, as older PyTorch checkpoints are: {_CONVERT}"
     for start, kind, cure in _STARTS:
         if head.startswith(start):
@@ -101,7 +101,7 @@ def what_it_is(head: bytes) -> str | None:
         return f"this is a tar archive: {_UNPACK}"
     if not head.strip(b"\0"):
         return f"the file begins with zeros, as an unfinished download does: {AGAIN}"
-    if _JSON.match(head):
+    if re.match(_JSON, head):
         return f"this is JSON text: an index is named *.safetensors.index.json; if it is a server's answer, {AGAIN}"
     return _text(head)
 

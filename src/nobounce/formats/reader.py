@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from nobounce.formats import magic
 from nobounce.formats.header import HEADER_LIMIT, open_regular, read_header
 from nobounce.formats.nocollect import no_collection
 from nobounce.formats.tensorinfo import Header
+from nobounce.records import record
 
 Announce = Callable[[int], None]
 """Is told where the data section begins, before a long header is read, by readers that know."""
@@ -213,7 +213,7 @@ def read_exactly(source: Source, path: str, nbytes: int, offset: int, what: str)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Format:
     """A format that is told by its first bytes (`magic.HEAD` of them, or all): `claims` decides. `reader` is the name of a module of this
     package with `read(source, path, file_nbytes) -> Header`.

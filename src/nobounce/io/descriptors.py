@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import os
@@ -11,6 +10,7 @@ from collections.abc import Callable
 
 from nobounce.errors import FileError, printable
 from nobounce.facts.types import FileFacts
+from nobounce.records import replace
 
 MODES = {
     "r": os.O_RDONLY,
@@ -66,4 +66,4 @@ def sized(fd: int, known: FileFacts, last: tuple[FileFacts, FileFacts] | None) -
     sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)
     if last is not None and last[0] is known and (last[1].nbytes, last[1].sparse) == (nbytes, sparse):
         return last
-    return known, dataclasses.replace(known, nbytes=nbytes, sparse=sparse)
+    return known, replace(known, nbytes=nbytes, sparse=sparse)

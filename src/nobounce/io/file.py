@@ -8,7 +8,6 @@ duplicated, and its flags are never changed. Where the second one cannot be had,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import operator
 import os
@@ -37,6 +36,7 @@ from nobounce.io.receipt import Receipt
 from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
 from nobounce.protocols import BufferLike, IntArrayLike, IntCell, IntLike, StreamLike
+from nobounce.records import replace
 from nobounce.route.types import Cache, Op, Require, Route
 from nobounce.runtimes.base import DirectIO
 
@@ -185,16 +185,14 @@ class File:
         if direct and known.direct_fd == "unknown":
             fd = self._descriptor("direct")
             if fd < 0:
-                known = dataclasses.replace(known, direct_fd="refused", direct_errno=self._direct_errno)
+                known = replace(known, direct_fd="refused", direct_errno=self._direct_errno)
             else:
                 sparse = known.kind == "regular" and has_holes(self._own_descriptor())
-                known = dataclasses.replace(
-                    known, direct_fd="ok", direct_probe=self._probe(known, fd), sparse=sparse
-                )
+                known = replace(known, direct_fd="ok", direct_probe=self._probe(known, fd), sparse=sparse)
         if block and not self._block_known:
             from nobounce.facts.block import block_facts  # for few: most never ask
 
-            known = dataclasses.replace(known, block=block_facts(_SOURCE, known))
+            known = replace(known, block=block_facts(_SOURCE, known))
             self._block_known = True
         self._facts = known
         self._sized = sized(own, known, self._sized)

@@ -10,13 +10,13 @@ import importlib
 import logging
 import os
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce import transferend
 from nobounce.clock import THREADS
 from nobounce.config import settings
 from nobounce.errors import RouteError
+from nobounce.records import field, record
 
 _log = logging.getLogger("nobounce")
 
@@ -31,7 +31,7 @@ FILLER = "nobounce.observe.start"
 """The module whose `start()` puts observers in; it decides by the settings and the environment whether there is one."""
 
 
-@dataclass(slots=True, eq=False)
+@record(frozen=False)
 class Operation:
     """One read or write from its submission to its end, for those who watch single transfers.
 

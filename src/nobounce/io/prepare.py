@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
 from nobounce.io.strategy import HOST, STREAM_NBYTES, Call, Destination, Strategy, choose
 from nobounce.io.target import Target, cut
+from nobounce.records import replace
 from nobounce.route.judge import judge, only_direct
 from nobounce.route.scores import UNREPORTED_ALIGN, alignments, file_refusals
 from nobounce.route.types import (
@@ -245,7 +245,7 @@ def with_indirect(file: File, request: Request, file_offset: int, nbytes: int) -
     if request.op != "read":
         return request
     found = _indirect(file, request.file, request.require, file_offset, nbytes)
-    return dataclasses.replace(request, indirect=found) if found or request.indirect else request
+    return replace(request, indirect=found) if found or request.indirect else request
 
 
 def make_job(
@@ -310,8 +310,8 @@ def relay_alignment(file: File, request: Request) -> int:
     facts = file.facts()
     known = file._relay
     if known is None or known[0] is not facts or known[1] is not request.settings:
-        rule = dataclasses.replace(request.direct, file_rule="probe")
-        refused = file_refusals(dataclasses.replace(request, file=facts, direct=rule))
+        rule = replace(request.direct, file_rule="probe")
+        refused = file_refusals(replace(request, file=facts, direct=rule))
         align = max(facts.dio_offset_align or UNREPORTED_ALIGN, facts.dio_mem_align or UNREPORTED_ALIGN)
         known = file._relay = facts, request.settings, 0 if refused else align
     return known[2]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 from nobounce.errors import errno_name, printable
+from nobounce.records import record, replace
 from nobounce.route.types import BackendName, Op, Reason
 
 Evidence = Literal["kernel", "reported", "inferred", "none"]
 _STRENGTH: dict[str, int] = {"none": 3, "kernel": 2, "reported": 1, "inferred": 0}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Segment:
     """A run of bytes that moved one way. Offsets and sizes in bytes; `relayed` bytes crossed a bounce buffer."""
 
@@ -26,7 +26,7 @@ class Segment:
     relayed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Retry:
     """A failed direct try that fallback repeated in its place (hipFile C-17)."""
 
@@ -38,7 +38,7 @@ class Retry:
         return f"fastpath failed with {errno_name(self.errno)} for {self.nbytes} bytes at {self.file_offset}, then fallback"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Receipt:
     """What one transfer, or a sum of transfers, did.
 
@@ -60,7 +60,7 @@ class Receipt:
     started_at: float = 0.0
     ended_at: float = 0.0
     synced: bool = False
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     hole_bytes: int = 0
     """Of the fastpath bytes of a read, those that the file system answers with zeros without asking a disk: holes, and ranges that
     were allocated and never written."""

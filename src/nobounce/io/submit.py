@@ -6,7 +6,6 @@ reads, copies and records events.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +20,7 @@ from nobounce.io.quiet import KnownGate
 from nobounce.io.receipt import Receipt
 from nobounce.io.streams import flags_of
 from nobounce.io.transfer import DONE, Transfer, ended
+from nobounce.records import replace
 from nobounce.route.judge import judge
 from nobounce.route.types import Cache, Op, Request, Require, Route
 from nobounce.stream import Stream, as_stream
@@ -256,7 +256,7 @@ def _reread(
     now = [old if flags & flag else new for flag, old, new in zip(fixed, then, values, strict=True)]
     if now[0] > then[0]:
         raise ArgumentError(f"nbytes grew from {then[0]} at submission to {now[0]} at the head of the stream")
-    return dataclasses.replace(request, nbytes=now[0], file_offset=now[1], buffer_offset=now[2])
+    return replace(request, nbytes=now[0], file_offset=now[1], buffer_offset=now[2])
 
 
 def _check_claim(view: Buffer, now: tuple[int, int, int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from nobounce.errors import TransferError
@@ -13,6 +12,7 @@ from nobounce.facts import pagecache
 from nobounce.io.movers.bounce import Ring
 from nobounce.io.receipt import merge_segments
 from nobounce.io.strategy import CACHED_CODES, TAIL_NBYTES, Strategy
+from nobounce.records import record
 from nobounce.route.types import BackendName, CachedRange, MemoryKind, Op, Reason, Route, RouteSegment
 from nobounce.runtimes.base import DirectIO, Runtime
 
@@ -60,7 +60,7 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     ]
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Target:
     """Everything a worker needs to move a chunk; made once per transfer, before anything is held up by it.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nobounce.errors import printable
 from nobounce.observe.places import CACHED
+from nobounce.records import field, record
 
 if TYPE_CHECKING:
     from nobounce.io.batch.group import Group
@@ -26,7 +26,7 @@ def fallback_code(group: Group, index: int, split: bool) -> str:
     return "unaligned-edge" if split else "direct-failed"
 
 
-@dataclass(slots=True, eq=False)
+@record(frozen=False)
 class GroupSums:
     """Requests by status, bytes by way and reason. `lane`: which track the group's slice is on, -1 for none."""
 

@@ -17,10 +17,13 @@ import fcntl
 import logging
 import mmap
 import os
-import socket
 import struct
+from typing import TYPE_CHECKING
 
 from nobounce.observe.layout import NBYTES
+
+if TYPE_CHECKING:
+    import socket
 
 _log = logging.getLogger("nobounce")
 
@@ -69,6 +72,8 @@ def introduce(fd: int, collector: str) -> None:
 
     Never raises OSError and waits for no answer: statistics are no reason to fail, nor to be late.
     """
+    import socket  # 2 ms, and few processes have a collector
+
     name, _, secret = collector.partition(":")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
@@ -86,6 +91,8 @@ def introduce(fd: int, collector: str) -> None:
 
 def peer_of(peer: socket.socket) -> tuple[int, int]:
     """(process id, user id) at the other end, as the kernel knows them. Raises OSError."""
+    import socket
+
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from nobounce.records import record
 
 if TYPE_CHECKING:
     from nobounce.config import Settings
@@ -33,7 +34,7 @@ class MemoryKind(enum.Enum):
     PAGEABLE = "pageable"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemoryFacts:
     """The memory a request moves to or from: `address` and `nbytes` of the whole buffer, in bytes."""
 
@@ -43,7 +44,7 @@ class MemoryFacts:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DirectFacts:
     """What direct I/O to one device's memory can do; filled by a runtime's DirectIO or, for a check, from facts.
 
@@ -65,7 +66,7 @@ class DirectFacts:
     virtual_function: Known = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refusal:
     """One failed condition of a backend: a stable code, a sentence, and what would cure it (may be empty)."""
 
@@ -77,7 +78,7 @@ class Refusal:
         return f"{self.sentence} [{self.code}]" + (f". Cure: {self.cure}" if self.cure else "")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Score:
     """A backend's answer to one request: 100 for fastpath, 1 for fallback, -1 with the refusals (hipFile C-1)."""
 
@@ -90,7 +91,7 @@ class Score:
         return self.value >= 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reason:
     """Why bytes took the way they took: a stable code (docs/reasons.md lists them), a sentence and a cure."""
 
@@ -99,7 +100,7 @@ class Reason:
     cure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CachedRange:
     """`nbytes` of the file from `file_offset` on, and whether the page cache holds them (None: not known)."""
 
@@ -108,7 +109,7 @@ class CachedRange:
     resident: bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """One read or write, with every fact its route depends on. Offsets and sizes in bytes."""
 
@@ -129,7 +130,7 @@ class Request:
     """errno of an earlier direct failure of this file on this device (hipFile J-17)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RouteSegment:
     """A run of bytes that goes through one backend for one reason."""
 
@@ -140,12 +141,12 @@ class RouteSegment:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Route:
     """The decision for one request: its segments in file order, and how each backend scored."""
 
     segments: tuple[RouteSegment, ...]
-    scores: tuple[Score, ...] = field(default=())
+    scores: tuple[Score, ...] = ()
 
     def nbytes(self, backend: BackendName) -> int:
         return sum(s.nbytes for s in self.segments if s.backend == backend)

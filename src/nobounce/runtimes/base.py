@@ -14,10 +14,10 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from nobounce.clock import THREADS, Scheduler
+from nobounce.records import record
 from nobounce.route.types import DirectFacts, MemoryKind
 from nobounce.runtimes.powers import (
     HostRegistration,
@@ -44,7 +44,7 @@ class CopyKind(enum.IntEnum):
     DEFAULT = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Capabilities:
     """The optional powers of a runtime; the conformance class tests what is declared.
 
@@ -68,7 +68,7 @@ class Capabilities:
     dlpack_device_type: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PointerInfo:
     """What an address belongs to: `base` and `nbytes` of the allocation (0 for pageable memory, whose size is unknown)."""
 
@@ -78,7 +78,7 @@ class PointerInfo:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceInfo:
     """Facts of one device. Bytes; None where the runtime does not know."""
 

@@ -10,11 +10,11 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from nobounce.clock import Scheduler
 from nobounce.errors import ArgumentError, DeviceError, OutOfMemoryError, RuntimeStatus
+from nobounce.records import field, record
 
 OPS = (
     "alloc",
@@ -33,7 +33,7 @@ OPS = (
 pread, pwrite: system calls of the fallback; direct: the direct path as a whole (its facts say unavailable); peer: peer access."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """What happens to which calls of one op. Every matching call counts; `calls` and `hits` tell how many there were."""
 
@@ -47,7 +47,7 @@ class Rule:
     latency: float = 0.0
     lost: bool = False
     because: str = ""
-    _seen: list[int] = field(default_factory=lambda: [0, 0], repr=False, compare=False)
+    _seen: list[int] = field(default_factory=lambda: [0, 0])
 
     @property
     def calls(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from nobounce import reaper
@@ -32,6 +31,7 @@ from nobounce.io.strategy import (
     one_of_many,
 )
 from nobounce.io.target import Chunk, Piece, cut
+from nobounce.records import replace
 from nobounce.route import many
 from nobounce.route.judge import CACHED, DIRECT, judge
 from nobounce.route.types import Cache, CachedRange, Op, Refusal, Request, Require
@@ -162,12 +162,10 @@ class Group:
         answer = many.judge_many(self._request, *where, cached=None if begun else self._cached())
         if begun:  # its rows name those two
             reasons = np.where(answer.reasons >= 0, answer.reasons + len(HELD), -1).astype(np.int8)
-            self.answer = dataclasses.replace(
-                answer, reasons=reasons, reason_list=(*HELD, *answer.reason_list)
-            )
+            self.answer = replace(answer, reasons=reasons, reason_list=(*HELD, *answer.reason_list))
         else:
             self.cached_reason = len(answer.reason_list) - 1 if answer.cold_kinds is not None else -2
-            self.answer = dataclasses.replace(answer, reason_list=(*answer.reason_list, SERVED))
+            self.answer = replace(answer, reason_list=(*answer.reason_list, SERVED))
             self.served_reason = len(answer.reason_list)
         kinds = answer.kinds
         direct = any(

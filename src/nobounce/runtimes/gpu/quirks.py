@@ -6,10 +6,10 @@ releases it is known; "" means all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from nobounce.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Quirk:
     """`tests` are names of conformance tests that do not hold; none where the rules are kept by other means."""
 

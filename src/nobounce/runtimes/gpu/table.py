@@ -7,8 +7,9 @@ arguments they stand in `hip_extra`. Pointers, streams and events go in as integ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from nobounce.records import record
 
 Argument = Literal[
     "address",
@@ -31,7 +32,7 @@ Result = Literal["address", "handle", "number", "seconds", "text", "object"]
 U64 = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """`cuda` is "module:function" in cuda.bindings, `hip` a function of rocm.bindings.hip; "" where there is none.
 

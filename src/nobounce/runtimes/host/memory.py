@@ -12,11 +12,11 @@ import resource
 import sys
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from nobounce.clock import Scheduler
 from nobounce.errors import OutOfMemoryError
 from nobounce.facts.machine import this_machine
+from nobounce.records import record
 from nobounce.route.types import MemoryKind
 from nobounce.runtimes import libc
 from nobounce.runtimes.host.tickets import Ordered
@@ -25,7 +25,7 @@ _CHUNK = 64 << 30
 _CHUNKS_BEFORE_REUSE = 16
 
 
-@dataclass(slots=True, eq=False)
+@record(frozen=False)
 class Allocation:
     """One allocation. `backing` is where its bytes lie for the host; `mapped` bytes are to be unmapped there."""
 
