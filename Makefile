@@ -19,13 +19,14 @@ DEMO_VENV := .demo/venv
 DEMO_READY := $(DEMO_VENV)/.ready
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-gpu thorough lint unit format api goldens bench fuzz clean
+.PHONY: help demo test test-gpu thorough mutants lint unit format api goldens bench fuzz clean
 
 help:
 	@echo "make demo    load a real model and show where each byte went"
 	@echo "make test    format, lint, types, import arrows, every test"
 	@echo "make test-gpu what needs an NVIDIA card, with the interpreter that has CUDA (PYTHON=python3)"
-	@echo "make thorough the attacks of tests/attack with their full figures (hours)"
+	@echo "make thorough the attacks of tests/attack with their full figures (hours), and the mutants"
+	@echo "make mutants faults put into the sources one by one: do the tests catch them? (ARGS=\"words of their names\")"
 	@echo "make lint    the first four of these"
 	@echo "make format  rewrite the sources as make lint wants them"
 	@echo "make api     write the public-API snapshot anew"
@@ -66,6 +67,10 @@ unit: $(READY)
 # The tests of tests/attack and tests/field run in `make test` with few cases; here with as many as tests/scale.py knows.
 thorough: $(READY)
 	NOBOUNCE_THOROUGH=1 $(BIN)/python -m pytest --timeout 7200 -o faulthandler_timeout=7300 tests/attack tests/field $(PYTEST_ARGS)
+	$(BIN)/python tests/mutants/run.py
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 # With the machine's own interpreter: CUDA, torch and the vendor's bindings come with it. A test that should run must.
 test-gpu:

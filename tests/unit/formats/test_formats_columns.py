@@ -175,6 +175,33 @@ def test_placement_by_columns_is_that_by_tensors() -> None:
                 assert there == other.offsets
 
 
+@pytest.mark.parametrize(
+    ("spans", "data_nbytes"),
+    [
+        ([(0, 8), (4, 12)], 12),
+        ([(0, 8), (0, 8)], 8),
+        ([(0, 9), (1, 3), (4, 9)], 9),
+        ([(0, 12), (3, 4), (4, 12)], 12),
+        ([(4, 8)], 8),
+        ([(0, 4), (8, 12)], 12),
+        ([(0, 4)], 9),
+        ([(0, 4), (4, 8)], 6),
+    ],
+)
+def test_ranges_of_a_header_of_any_length_are_refused_in_the_same_words(
+    spans: list[tuple[int, int]], data_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overlaps, holes and rests: a long header's tensors are columns where a short one's are objects."""
+    tensors = {f"t{i}": entry("U8", [b - a], a, b) for i, (a, b) in enumerate(spans)}
+    words = []
+    for large in (1 << 40, 0):
+        monkeypatch.setattr(columnscan, "LARGE", large)
+        with pytest.raises(errors.FormatError) as caught:
+            parse(tensors, data_nbytes)
+        words.append((str(caught.value), caught.value.tensor, caught.value.offset))
+    assert words[0] == words[1]
+
+
 def test_numpy_is_not_loaded_for_it() -> None:
     code = """
 import sys

@@ -142,6 +142,39 @@ def test_words_are_not_used_again_before_the_stream_has_passed_its_write() -> No
     assert rig.words.grown == 2
 
 
+def test_words_are_not_used_again_while_their_gate_is_closed() -> None:
+    """Its stream has passed the write and waits: a newer ticket in the other word would let it go on."""
+    rig, reached = Rig(), threading.Event()
+    gate = rig.gate(5, reached.set)
+    rig.words.reach(5)
+    assert reached.wait(PATIENCE)
+    for _ in range(2 * 64):
+        other = rig.gate(6, lambda: None)
+        rig.words.reach(6)
+        assert other.look()
+        other.open()
+        rig.words.go_on(6)
+    assert rig.words.held(5)
+    gate.open()
+    assert not rig.words.held(5)
+
+
+def test_closed_gates_share_no_words_however_often_an_old_one_was_opened() -> None:
+    rig = Rig()
+    old = rig.gate(5, lambda: None)
+    rig.words.reach(5)
+    assert old.look()
+    for _ in range(3):
+        old.open()
+    streams = range(10, 80)
+    gates = [rig.gate(stream, lambda: None) for stream in streams]
+    for stream, gate in reversed(list(zip(streams, gates, strict=True))):
+        rig.words.reach(stream)
+        assert rig.words.held(stream), "a gate with the same words was opened before"
+        gate.open()
+        assert not rig.words.held(stream)
+
+
 def test_a_late_write_of_another_stream_does_not_disturb() -> None:
     rig, first, second = Rig(), threading.Event(), threading.Event()
     a = rig.gate(5, first.set)
@@ -154,6 +187,25 @@ def test_a_late_write_of_another_stream_does_not_disturb() -> None:
     b.open()
     assert rig.words.held(5)
     a.open()
+
+
+def test_a_host_function_holds_its_stream_until_the_gate_is_opened() -> None:
+    """On a device that cannot wait for values."""
+    rig, reached, passed = Rig(), threading.Event(), threading.Event()
+
+    def launch(hold: Callable[[], None]) -> None:
+        def serve() -> None:
+            hold()
+            passed.set()
+
+        threading.Thread(target=serve, daemon=True).start()
+
+    gate = rig.gates.close_host(launch, reached.set)
+    assert reached.wait(PATIENCE)
+    assert not passed.wait(0.02)
+    gate.open()
+    assert passed.wait(PATIENCE)
+    assert not rig.gates.closed()
 
 
 def test_gates_of_one_stream_are_reached_in_order() -> None:

@@ -277,3 +277,22 @@ def test_an_observer_that_fails_costs_no_slot(rig: Rig, monkeypatch: pytest.Monk
     slot = rig.ring.acquire(wait=True)
     assert slot is not None
     rig.ring.release(slot)
+
+
+def test_who_need_not_wait_leaves_a_slot_to_who_must(rig: Rig) -> None:
+    """One that holds slots already can go on with those; one that has none cannot."""
+    rig.ring.most = 1
+    slot = rig.ring.acquire(wait=True)
+    assert slot is not None
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(rig.ring.acquire(wait=True)), daemon=True)
+    waiter.start()
+    while not rig.ring.wanted:
+        THREADS.sleep(0)
+    rig.ring.release(slot)
+    taken = rig.ring.acquire(wait=False)  # before the one that waits has come round
+    if taken is not None:
+        rig.ring.release(taken)
+    waiter.join(10)
+    assert got == [slot]
+    assert taken is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -297,6 +299,23 @@ def test_a_failed_direct_try_is_repeated_on_fallback_and_remembered(
         assert f.read(buffer, cache="avoid").fastpath_bytes == MIB
 
 
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_a_direct_try_that_fails_half_way_is_finished_in_its_place(
+    sim: nobounce.Device, path: Path, data: bytes, op: str
+) -> None:
+    new = os.urandom(MIB)
+    with nobounce.open(path, "r+") as f, sim.allocate(MIB) as buffer:
+        put(buffer, new)
+        with (
+            faults.inject(op=op, device="sim:0", short=0.5, times=1),
+            faults.inject(op=op, device="sim:0", error=errno.ENODEV, after=1, times=1),
+        ):
+            receipt = f.read(buffer) if op == "read" else f.write(buffer)
+        assert receipt.reasons == {"direct": MIB // 2, "direct-failed": MIB // 2}
+        assert content(buffer) == (data[:MIB] if op == "read" else new)
+    assert path.read_bytes() == (data if op == "read" else new + data[MIB:])
+
+
 @pytest.mark.parametrize("how", ["require", "compat"])
 def test_without_fallback_a_direct_failure_is_raised(sim: nobounce.Device, path: Path, how: str) -> None:
     if how == "compat":
@@ -341,6 +360,22 @@ def test_an_error_of_fallback_is_raised_with_its_progress(
             move(buffer, require="fallback")
         assert (caught.value.errno, caught.value.backend, caught.value.call) == (errno.EIO, "fallback", op)
         assert caught.value.receipt.nbytes == 2 * MIB
+
+
+def test_a_receipt_counts_no_bytes_behind_the_ones_that_failed(path: Path) -> None:
+    """What other threads have moved meanwhile is a note."""
+    config.override(config.Settings(io_threads=4, chunk_nbytes=MIB))
+    with nobounce.open(path) as f, nobounce.Device("cpu").allocate(9 * MIB) as buffer:
+        with (
+            faults.inject(op="pread", error=errno.EIO, latency=0.3, after=1, times=1),
+            pytest.raises(TransferError) as caught,
+        ):
+            f.read(buffer, require="fallback")
+        receipt = caught.value.receipt
+        assert receipt is not None
+        assert receipt.nbytes == caught.value.file_offset
+        assert receipt.nbytes == sum(s.nbytes for s in receipt.segments)
+        assert any("beyond the first gap" in note for note in receipt.notes)
 
 
 @pytest.mark.parametrize("require", ["auto", "fallback"])
@@ -399,6 +434,24 @@ def test_a_failed_copy_is_a_transfer_error_and_later_reads_work(
                 f.read(buffer, require="fallback")
             assert caught.value.backend == "fallback"
         assert f.read(buffer, require=require).nbytes == MIB  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["well", "badly"])
+def test_a_stream_goes_on_behind_a_transfer_however_that_ends(
+    device: nobounce.Device, path: Path, how: str
+) -> None:
+    """Nothing here waits for the stream: where it is still held, that would be for ever."""
+    file, buffer, stream = nobounce.open(path), device.allocate(MIB), device.create_stream()
+    fault = faults.inject(op="pread", error=errno.EIO) if how == "badly" else contextlib.nullcontext()
+    with fault:
+        move = file.read_async(buffer, stream=stream, require="fallback")
+        assert (move.exception(30) is None) == (how == "well")
+    deadline = time.monotonic() + 5
+    while not stream.query() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert stream.query()
+    for thing in (stream, buffer, file):
+        thing.close()
 
 
 def test_no_pinned_memory_is_named(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from threading import get_ident
@@ -19,6 +20,7 @@ from nobounce.io.movers import fallback, pagecache_dma
 from nobounce.io.movers.bounce import Ring
 from nobounce.io.quiet import closed_gate, quiet_of
 from nobounce.io.target import Piece
+from nobounce.runtimes.base import Gate
 
 MIB = 1 << 20
 
@@ -166,10 +168,13 @@ def test_nothing_is_registered_while_a_stream_is_held_at_a_gate(path: Path) -> N
     assert quiet is not None
     with device.create_stream() as stream, nobounce.open(path) as f, device.allocate(f.nbytes) as buffer:
         gate = closed_gate(runtime, stream.handle, lambda: None)
-        assert not quiet.try_call()
-        receipt = f.read(buffer, cache="use")
-        gate.open()
-        gate.open()
+        try:
+            begun = quiet.try_call()
+            receipt = f.read(buffer, cache="use")
+        finally:
+            gate.open()
+            gate.open()
+        assert not begun
         stream.sync()
         assert buffer.numpy().tobytes() == path.read_bytes()
         assert receipt.host_traffic_bytes == 2 * receipt.nbytes
@@ -178,6 +183,27 @@ def test_nothing_is_registered_while_a_stream_is_held_at_a_gate(path: Path) -> N
     receipt, _ = read(path, cache="use")
     assert receipt.host_traffic_bytes < receipt.nbytes
     assert settled() == 0
+
+
+def test_a_gate_waits_for_the_registration_under_way() -> None:
+    """In either order they would wait for one another."""
+    device = nobounce.Device("sim:0")
+    runtime = device._runtime
+    quiet = quiet_of(runtime)
+    assert quiet is not None
+    with device.create_stream() as stream:
+        assert quiet.try_call()
+        made: list[Gate] = []
+        closing = threading.Thread(
+            target=lambda: made.append(closed_gate(runtime, stream.handle, lambda: None)), daemon=True
+        )
+        closing.start()
+        closing.join(0.05)
+        early = list(made)
+        quiet.called()
+        closing.join(10)
+        made[0].open()
+        assert not early
 
 
 def test_what_is_to_be_unregistered_waits_for_the_gate(path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import nobounce
 from nobounce import config
+from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.io import engine, prepare
 from nobounce.io.movers.bounce import Ring
 from nobounce.io.transfer import Transfer
@@ -93,6 +94,35 @@ def test_an_interrupt_of_the_wait_for_a_copy_gives_every_slot_back_when_its_copy
     assert ring._made > 0
     assert out(ring) == (0, 0)
     assert told == ["interrupt", "wait", "release"] * 2
+
+
+def test_the_slot_of_a_copy_that_no_event_tells_of_goes_back_when_it_is_done(
+    path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = nobounce.Device("sim:0")._runtime
+    plain_wait, plain_release = runtime.stream_sync, ring.release
+    told: list[str] = []
+
+    def unrecorded(event: int, stream: int) -> None:
+        told.append("copied")
+        raise DeviceError("event_record", RuntimeStatus.Unknown)
+
+    def waited(stream: int) -> None:
+        told.append("wait")
+        plain_wait(stream)
+
+    def released(slot: tuple[int, int]) -> None:
+        told.append("release")
+        plain_release(slot)
+
+    monkeypatch.setattr(runtime, "event_record", unrecorded)
+    monkeypatch.setattr(runtime, "stream_sync", waited)
+    monkeypatch.setattr(ring, "release", released)
+    device = nobounce.Device("sim:0")
+    with nobounce.open(path) as f, device.allocate(NBYTES) as b, pytest.raises(nobounce.TransferError):
+        f.read(b, cache="use")
+    assert out(ring) == (0, 0)
+    assert told[told.index("copied") :][:3] == ["copied", "wait", "release"]
 
 
 def test_what_progress_raises_is_the_error_of_the_transfer_and_ends_no_thread_of_the_pool(

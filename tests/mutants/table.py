@@ -1,0 +1,327 @@
+"""Faults put into the sources on purpose, one at a time, and the tests that must fail then.
+
+They hold what nothing but tests can: interrupts, forks, captures, gates, slots, fallback, evidence, edges. `run.py` puts each one into
+a copy of the package and runs its tests against it; test_table.py holds in every run that the table still fits the sources.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """`old` occurs once in `file` (below src/nobounce) and becomes `new`. Each of `tests` (node ids below tests) must fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    # Ctrl-C
+    Mutant(
+        "an interrupt cuts a batch's call in two",
+        "uninterrupted.py",
+        "    if not scheduler.interruptible():\n",
+        "    if True:\n",
+        (
+            "attack/test_interrupts_at_random.py::test_an_interrupt_is_keyboard_interrupt_or_comes_too_late[batch-cpu]",
+        ),
+    ),
+    Mutant(
+        "the result of an interrupted call is lost",
+        "uninterrupted.py",
+        "        call.give_up()\n        raise\n",
+        "        raise\n",
+        ("unit/test_uninterrupted.py::test_an_interrupt_ends_the_waiting_alone_and_the_result_is_undone",),
+    ),
+    Mutant(
+        "an interrupted hold is counted out twice",
+        "io/hold.py",
+        "            if self._file_held:\n",
+        "            if True:\n",
+        (
+            "attack/test_interrupted_calls.py::test_an_interrupt_at_any_step_comes_out_and_leaves_nothing_in_use[read_async-cpu]",
+        ),
+    ),
+    Mutant(
+        "an interrupted wait leaves its stream held",
+        "io/transfer.py",
+        "                self._engine.submit(self)  # interrupted: somebody has to open the gate\n",
+        "                pass\n",
+        ("unit/gpu/test_interrupts.py::test_an_interrupt_at_any_line_leaves_no_gate_closed",),
+    ),
+    Mutant(
+        "whoever looked and was interrupted keeps gates from being told",
+        "runtimes/gpu/gates.py",
+        "                self._untold += mine[told:]\n",
+        "                pass\n",
+        ("unit/gpu/test_interrupts.py::test_an_interrupt_at_any_line_leaves_no_gate_closed",),
+    ),
+    Mutant(
+        "at the end of the program the gates of transfers are opened too",
+        "runtimes/exits.py",
+        "                if not gate.promised:\n",
+        "                if True:\n",
+        (
+            "unit/runtimes/test_exits.py::test_a_transfer_in_flight_is_waited_for_and_its_gate_opens_when_the_bytes_are_there",
+        ),
+    ),
+    # fork
+    Mutant(
+        "a forked child is not told what it inherits",
+        "forked.py",
+        "        thing._inherited()\n",
+        "        pass\n",
+        ("field/test_kind_03_fork.py::test_a_child_is_told_at_once",),
+    ),
+    Mutant(
+        "a forked child takes the parent's objects for its own",
+        "reaper.py",
+        "    _generation += 1\n",
+        "    pass\n",
+        ("field/test_kind_03_fork.py::test_a_child_is_told_at_once",),
+    ),
+    Mutant(
+        "a forked child hands calls to threads that are not there",
+        "uninterrupted.py",
+        "    _threads = _Threads()\n\n\nos",
+        "    pass\n\n\nos",
+        ("unit/io/test_batch.py::test_a_forks_child_is_refused_and_the_parent_goes_on",),
+    ),
+    Mutant(
+        "a forked child opens the parent's gates",
+        "runtimes/gpu/gates.py",
+        "            if isinstance(gate, GpuGate):\n                gate._opened = True\n",
+        "            pass\n",
+        ("unit/gpu/test_process.py::test_a_forked_child_opens_no_gate_of_its_parent",),
+    ),
+    # capture
+    Mutant(
+        "I/O beside a capture ends it",
+        "runtimes/gpu/capture.py",
+        "            self._mode = self._captures.relax()\n",
+        "            self._mode = RELAXED\n",
+        (
+            "unit/gpu/test_capture.py::test_reads_do_not_end_it",
+            "unit/gpu/test_capture.py::test_a_load_does_not_end_it",
+        ),
+    ),
+    Mutant(
+        "a caller's thread is left in the relaxed capture mode",
+        "runtimes/gpu/capture.py",
+        "        if mode != RELAXED:\n",
+        "        if False:\n",
+        ("unit/gpu/test_capture.py::test_a_caller_in_another_mode_keeps_it",),
+    ),
+    # gates
+    Mutant(
+        "a gate that is opened twice opens another one",
+        "runtimes/gpu/gates.py",
+        "                return  # the words may be another gate's by now\n",
+        "                pass\n",
+        ("unit/gpu/test_gates.py::test_closed_gates_share_no_words_however_often_an_old_one_was_opened",),
+    ),
+    Mutant(
+        "a gate's words are used again while it is closed",
+        "runtimes/gpu/gates.py",
+        "                    if gate._opened:\n                        self._free.append(gate._pair)\n",
+        "                    self._free.append(gate._pair)\n",
+        ("unit/gpu/test_gates.py::test_words_are_not_used_again_while_their_gate_is_closed",),
+    ),
+    Mutant(
+        "a gate closes while memory is being registered",
+        "io/quiet.py",
+        "            self._changed.wait_for(lambda: not self._calls)\n",
+        "            pass\n",
+        ("unit/io/test_pagecache_dma.py::test_a_gate_waits_for_the_registration_under_way",),
+    ),
+    Mutant(
+        "memory is registered behind a closed gate",
+        "io/quiet.py",
+        "            if self._gates:\n",
+        "            if False:\n",
+        (
+            "unit/io/test_pagecache_dma.py::test_nothing_is_registered_while_a_stream_is_held_at_a_gate",
+            "unit/io/test_bounce.py::test_behind_a_gate_a_slot_is_waited_for_and_not_pinned",
+        ),
+    ),
+    Mutant(
+        "a transfer's end leaves its gate closed",
+        "io/transfer.py",
+        "                self._gate.open()\n",
+        "                pass\n",
+        ("unit/io/test_file_transfers.py::test_a_stream_goes_on_behind_a_transfer_however_that_ends",),
+    ),
+    Mutant(
+        "a host function does not hold its stream",
+        "runtimes/gpu/gates.py",
+        "                gate.wait()\n",
+        "                pass\n",
+        ("unit/gpu/test_gates.py::test_a_host_function_holds_its_stream_until_the_gate_is_opened",),
+    ),
+    # slots
+    Mutant(
+        "who need not wait takes the slot of one who must",
+        "io/movers/bounce.py",
+        "len(self._free) > (0 if wait else self.wanted)",
+        "len(self._free) > 0",
+        ("unit/io/test_bounce.py::test_who_need_not_wait_leaves_a_slot_to_who_must",),
+    ),
+    Mutant(
+        "a slot is given back while a failed copy may still read it",
+        "io/movers/fallback.py",
+        "                self._quiesce()\n                ring.release(slot)\n",
+        "                ring.release(slot)\n",
+        ("unit/io/test_relay.py::test_the_slot_of_a_copy_that_no_event_tells_of_goes_back_when_it_is_done",),
+    ),
+    Mutant(
+        "a slot that could not be pinned counts for good",
+        "io/movers/bounce.py",
+        "                    self._made -= 1\n",
+        "                    pass\n",
+        ("unit/io/test_bounce.py::test_slots_that_a_failing_device_did_not_make_are_not_counted",),
+    ),
+    Mutant(
+        "slots are made while a stream is held",
+        "io/movers/bounce.py",
+        "        return None if quiet is not None and self._made else _nothing\n",
+        "        return _nothing\n",
+        ("unit/io/test_bounce.py::test_behind_a_gate_a_slot_is_waited_for_and_not_pinned",),
+    ),
+    # fallback
+    Mutant(
+        "every error of the direct path is repeated by fallback",
+        "io/worker.py",
+        "        if code in self._target.retry_errnos:\n",
+        "        if True:\n",
+        ("unit/io/test_file_transfers.py::test_an_error_carries_everything_and_what_had_moved",),
+    ),
+    Mutant(
+        "fallback repeats a failed direct try in another place",
+        "io/worker.py",
+        "        at = chunk.file_offset + done, chunk.buffer_offset + done\n",
+        "        at = chunk.file_offset + done, chunk.buffer_offset\n",
+        ("unit/io/test_file_transfers.py::test_a_direct_try_that_fails_half_way_is_finished_in_its_place",),
+    ),
+    Mutant(
+        "a short direct transfer goes on from an unaligned place",
+        "io/movers/fastpath.py",
+        "            done -= done % target.align\n",
+        "            pass\n",
+        ("unit/io/test_file_transfers.py::test_C58_C59_short_direct_reads_go_on_from_an_aligned_place",),
+    ),
+    Mutant(
+        "HIPFILE_ALLOW_COMPAT_MODE=false lets bytes bounce",
+        "route/judge.py",
+        " or not request.settings.allow_compat_mode\n",
+        "\n",
+        (
+            "unit/route/test_judge.py::test_without_compat_mode_an_unaligned_edge_is_refused",
+            "unit/route/test_judge.py::test_without_compat_mode_there_is_no_page_cache_route",
+        ),
+    ),
+    # evidence
+    Mutant(
+        "a page cache that could not be counted proves directness",
+        "io/job.py",
+        "        if self._grew is not False:\n",
+        "        if self._grew:\n",
+        (
+            "unit/io/test_file_transfers.py::test_evidence_is_not_kernel_where_the_page_cache_can_only_be_sampled",
+        ),
+    ),
+    Mutant(
+        "bytes that the page cache served are reported as direct",
+        "io/job.py",
+        "        return served_by_cache(t.buffered_fd, t.direct_fd, ranges, t.align)\n",
+        "        return []\n",
+        ("field/test_truth_1_each_range_answers_for_itself.py::test_what_counters_deny_is_fallback",),
+    ),
+    Mutant(
+        "a denied claim does not raise where fastpath is required",
+        "io/job.py",
+        "            elif self._denied and self.target.only_direct:\n",
+        "            elif False:\n",
+        (
+            "field/test_truth_1_each_range_answers_for_itself.py::test_what_counters_deny_is_an_error_where_fastpath_is_required",
+        ),
+    ),
+    Mutant(
+        "a sum of receipts has the evidence of its best part",
+        "io/receipt.py",
+        "        evidence=min(direct,",
+        "        evidence=max(direct,",
+        ("unit/io/test_receipt.py::test_a_sum_has_the_weakest_evidence_of_those_with_direct_bytes",),
+    ),
+    # edges
+    Mutant(
+        "buffered and direct bytes of a write share a page",
+        "route/judge.py",
+        '    grain = max(offset, PAGE) if request.op == "write" else offset\n',
+        "    grain = offset\n",
+        ("unit/route/test_judge.py::test_buffered_and_direct_bytes_of_a_write_never_share_a_page",),
+    ),
+    Mutant(
+        "a direct run may begin at unaligned memory",
+        "route/judge.py",
+        "    target = residue if mem > grain else 0\n",
+        "    target = 0\n",
+        ("unit/route/test_judge.py::test_segments_cover_the_request_once_and_direct_ones_are_aligned",),
+    ),
+    Mutant(
+        "a receipt counts bytes behind a gap",
+        "io/job.py",
+        "            if s.file_offset != position:\n",
+        "            if False:\n",
+        ("unit/io/test_file_transfers.py::test_a_receipt_counts_no_bytes_behind_the_ones_that_failed",),
+    ),
+    Mutant(
+        'a read with cache="avoid" leaves its pages',
+        "io/job.py",
+        '        if any(c.backend == "fallback" for c in self._chunks):\n',
+        "        if False:\n",
+        ("unit/io/test_file_transfers.py::test_cache_avoid_leaves_no_page_behind",),
+    ),
+    # what is lost without a word
+    Mutant(
+        "bytes that a short read did not bring are written",
+        "transferend.py",
+        "        short = bool(self._homes) and moved < asked\n",
+        "        short = False\n",
+        ("field/test_nothing_lost_2_undefined_bytes.py::test_a_short_read_leaves_the_rest_undefined",),
+    ),
+    Mutant(
+        "a file that changes while it is loaded is not noticed",
+        "formats/load.py",
+        "            yield self.file\n            self._check()\n",
+        "            yield self.file\n",
+        ("integration/test_load.py::test_a_file_written_to_while_it_is_read_is_an_error",),
+    ),
+    Mutant(
+        "a file is written through another user's link",
+        "outfile.py",
+        '            self._need_trusted(status, "link")\n',
+        "",
+        ("unit/test_outfile.py::test_a_link_of_another_user_is_refused",),
+    ),
+    Mutant(
+        "tensors of a long header may overlap",
+        "formats/covering.py",
+        "    if below.size:\n",
+        "    if False:\n",
+        (
+            "unit/formats/test_formats_columns.py"
+            "::test_ranges_of_a_header_of_any_length_are_refused_in_the_same_words",
+        ),
+    ),
+    Mutant(
+        "requests of a batch share bytes of a bounce slot",
+        "io/batch/threads.py",
+        "            at += -(-item.nbytes // GRAIN) * GRAIN\n",
+        "            at += GRAIN\n",
+        ("unit/io/test_batch.py::test_small_relayed_requests_share_bounce_slots_and_copies",),
+    ),
+)
