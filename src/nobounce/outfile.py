@@ -320,14 +320,7 @@ class OutFile:
         return self.fd >= 0 and names(self._beside(), name, self.fd)
 
     def _sync_folder(self) -> None:
-        try:
-            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
-        except PermissionError:  # a folder that may be entered and written, not listed
-            return
-        try:
-            _fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(".", self._folder)
 
 
 def create(path: str, *, mode: int = 0o666, private: bool = False, whole: bool = False) -> OutFile:
@@ -370,6 +363,18 @@ def _fsync(fd: int) -> None:
     except OSError as e:
         if e.errno != errno.EINVAL:
             raise
+
+
+def sync_folder(path: str, within: int | None = None) -> None:
+    """Put the names in a folder on the disk. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=within)
+    except PermissionError:  # a folder that may be entered and written, not listed
+        return
+    try:
+        _fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _mount_id(fd: int) -> bytes:
