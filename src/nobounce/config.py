@@ -115,8 +115,9 @@ VARIABLES: tuple[Variable, ...] = (
         "relay",
         "text",
         "auto",
-        "who reads for a GPU's bounce ring: io_uring's kernel workers or I/O threads; auto chooses by core count and size",
-        choices=("auto", "io_uring", "threads"),
+        "who reads for a GPU's bounce ring: io_uring's kernel workers, its polling threads, or I/O threads; auto chooses by core "
+        "count and size",
+        choices=("auto", "io_uring", "polled", "threads"),
     ),
     Variable(
         "NOBOUNCE_RETRY_ERRNOS",

@@ -79,10 +79,18 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, int, int]) -> Plan | None:
+def find(
+    file: File,
+    view: Buffer,
+    require: str,
+    cache: str,
+    where: tuple[int, int, int],
+    *,
+    most: int = MOST_HELD_NBYTES,
+) -> Plan | None:
     """The plan for a read of (nbytes, file_offset, buffer_offset), or None: then the whole way decides, and names what is wrong."""
     nbytes, file_offset, buffer_offset = where
-    if not 0 < nbytes <= MOST_HELD_NBYTES or faults.ACTIVE:
+    if not 0 < nbytes <= most or faults.ACTIVE:
         return None
     allocation = view.allocation
     plan = file._plans.get((allocation.device.name, allocation.kind, require, cache))
@@ -103,6 +111,8 @@ def find(file: File, view: Buffer, require: str, cache: str, where: tuple[int, i
         return None
     if nbytes > MOST_NBYTES:
         if plan.ways[0].reason.code not in CACHED_CODES:
+            return None
+        if nbytes > MOST_HELD_NBYTES and plan.target.ring is None:
             return None
         plan = plan._replace(ways=plan.ways[:1])
     if len(plan.ways) == 1 and plan.target.ring is None:

@@ -19,7 +19,7 @@ from nobounce.io.job import Job
 from nobounce.io.movers.bounce import Ring
 from nobounce.io.plan import cached_ranges, retry_errnos
 from nobounce.io.receipt import Receipt
-from nobounce.io.strategy import HOST, STREAM_NBYTES, Call, Destination, Strategy, choose
+from nobounce.io.strategy import HOST, SPREAD_NBYTES, STREAM_NBYTES, Call, Destination, Strategy, choose
 from nobounce.io.target import Target, cut
 from nobounce.records import replace
 from nobounce.route.judge import judge, only_direct
@@ -77,7 +77,7 @@ def transfer(
         if op == "read" and progress is None:
             nbytes, file_offset, buffer_offset = where
             exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
-            plan = kept.find(file, view, require, cache, exact) or kept.first(
+            plan = kept.find(file, view, require, cache, exact, most=SPREAD_NBYTES) or kept.first(
                 file, view, require, cache, exact
             )
             if plan is not None:

@@ -18,8 +18,12 @@ from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, InternalError, NobounceError
 from nobounce.facts.filtered import REFUSED
 from nobounce.io import hooks
+from nobounce.io.engine import machine_for
 from nobounce.io.kept import Plan, Way, is_held, suits
+from nobounce.io.movers.pollers import polled
+from nobounce.io.movers.spread import Lease, Range, spread
 from nobounce.io.receipt import Evidence, Receipt, Segment
+from nobounce.io.strategy import MOST_POLLERS, SPREAD_LEAST_NBYTES, pollers
 from nobounce.io.target import Chunk, Target
 from nobounce.route.types import Refusal
 from nobounce.runtimes.rawio import RWF_NOWAIT, try_read
@@ -151,6 +155,13 @@ class SmallRead:
         t, ring = self.target, self.target.ring
         if ring is None:
             return self._straight()
+        if self.requested >= SPREAD_LEAST_NBYTES and self.stream is None:
+            width = pollers(self.plan.settings, machine_for(THREADS), self.requested)
+            by = polled(width, MOST_POLLERS) if width else None
+            if by is not None:
+                return self._spread(Lease(by, ring))
+            if self.requested > ring.slot_nbytes:
+                return False
         stream = ring.copy_stream()
         try:
             slot = ring.acquire(wait=True)
@@ -163,6 +174,28 @@ class SmallRead:
                 ring.release(slot)
         finally:
             ring.return_stream(stream)
+
+    def _spread(self, held: Lease) -> bool:
+        """By polling threads of the kernel, through as many slots as it takes."""
+        t, way = self.target, self.plan.ways[0]
+        nbytes, file_offset, buffer_offset = self._where
+        began = THREADS.now()
+        try:
+            if way.grain > 1 or not is_held(way.fd, file_offset, nbytes) or not held.take(nbytes):
+                return False
+            stream = held.stream
+            what = Range(way.fd, way.flags, file_offset, nbytes, self._address + buffer_offset)
+            with t.runtime.copy_calls(t.device) as calls:
+                if not spread(what, held, calls):
+                    return False
+        finally:
+            held.close()
+        self._way = way
+        if hooks.watchers:
+            now = THREADS.now()
+            hooks.copied(t.device_name, stream, "read", nbytes, began, now)
+            self._tell(began, now)
+        return True
 
     def _straight(self) -> bool:
         nbytes, file_offset, buffer_offset = self._where

@@ -31,13 +31,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["ring", "calls"])
+def by_calls() -> gather.AtOnce:
+    return gather.AtOnce(gather.CallBlocks())
+
+
+@pytest.fixture(params=["ring", "polled", "calls"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "ring":
-        need("io_uring")
+    if request.param == "calls":
+        monkeypatch.setattr("nobounce.io.batch.gather.blocks", by_calls)
     else:
-        monkeypatch.setattr(gather, "blocks", gather.CallBlocks)
-        monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+        need("io_uring")
+    if request.param == "polled":
+        monkeypatch.setenv("NOBOUNCE_RELAY", "polled")
     return str(request.param)
 
 
@@ -45,14 +50,13 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def read_windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests each window has read, and that none went another way."""
     seen: list[int] = []
-    plain = windows.read
+    plain = windows.Reading
 
     def noted(window: Any, *rest: Any) -> Any:
         seen.append(len(window.nbytes))
         return plain(window, *rest)
 
-    monkeypatch.setattr(windows, "read", noted)
-    monkeypatch.setattr("nobounce.io.batch.gather.read", noted)
+    monkeypatch.setattr(windows, "Reading", noted)
     return seen
 
 
@@ -178,7 +182,7 @@ def test_a_file_system_that_cannot_be_asked_is_read_without_asking(
         return plain(self, reads)
 
     monkeypatch.setattr(gather.CallBlocks, "read", refusing)
-    monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+    monkeypatch.setattr("nobounce.io.batch.gather.blocks", by_calls)
     count = 500
     with nobounce.open(path) as f:  # every page but two, which are none of the few that are asked for
         os.fdatasync(f.fileno())
@@ -207,7 +211,7 @@ def test_one_bad_block_of_many_fails_alone_and_is_named(
         return results
 
     monkeypatch.setattr(gather.CallBlocks, "read", one_bad)
-    monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+    monkeypatch.setattr("nobounce.io.batch.gather.blocks", by_calls)
     warm(path)
     rows = [(n * PAGE, PAGE, n * PAGE) for n in range(600)]
     got, result, receipt = read_all(device, path, rows, "use")
@@ -276,7 +280,7 @@ def test_a_timeout_of_a_gathered_read_is_reported_and_its_row_stays_as_it_was(
         return plain(self, *given)
 
     monkeypatch.setattr(gather.CallBlocks, "read", held)
-    monkeypatch.setattr("nobounce.io.batch.gather.blocks", gather.CallBlocks)
+    monkeypatch.setattr("nobounce.io.batch.gather.blocks", by_calls)
     warm(path)
     with nobounce.open(path) as f, nobounce.Device("cpu").allocate(PAGE) as buffer:
         batch = nobounce.Batch()

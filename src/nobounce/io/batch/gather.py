@@ -19,17 +19,19 @@ from nobounce.io.batch.windows import (
     DIRECT,
     TRIED,
     Ended,
+    InPlace,
     Part,
     Relay,
+    Ways,
     Window,
     cut,
     nothing,
-    read,
     split,
     window,
 )
 from nobounce.io.engine import machine_for
 from nobounce.io.movers.gather import Blocks, blocks
+from nobounce.io.movers.pollers import polled
 from nobounce.io.strategy import gathering
 from nobounce.route import many
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from nobounce.io.batch.group import Group
     from nobounce.io.batch.table import Table
     from nobounce.io.engine import Engine
-    from nobounce.io.movers.bounce import Ring
 
     Array = np.ndarray[Any, Any]
 
@@ -56,7 +57,7 @@ class GatherLane:
         """Taken out, and ends put in, without a lock: each is one step of the interpreter, and threads that wait for a lock whose owner
         waits for the interpreter are slower than one."""
         self._ended: deque[Ended] = deque()
-        self._workers, self._width = 0, 1
+        self._workers, self._width, self._polled = 0, 1, 0
         self.waited_for = False
         """Whether a thread waits for `changed`, or is about to: set before it looks whether there is anything to wait for."""
         self.busy = 0
@@ -101,7 +102,7 @@ class GatherLane:
         if added:
             count, nbytes = sum(len(p.slots) for p in added), sum(int(p.nbytes.sum()) for p in added)
             plan = gathering(added[0].group.settings, machine_for(THREADS), count, nbytes)
-            self._width = plan.width
+            self._width, self._polled = plan.width, plan.polled
             self._windows.extend(cut(added, plan.rows, plan.nbytes))
         with self._changed.mutex:
             more = max(0, min(self._width, len(self._windows)) - helpers - self._workers)
@@ -170,34 +171,32 @@ class GatherLane:
         mine = self._claim(until)
         if mine is None:
             return
-        by = blocks()
+        by = self._blocks()
         try:
             while mine is not None:
-                ring = mine.parts[0].ring
-                mine = self._in_place(mine, by, until) if ring is None else self._relay(mine, ring, by, until)
+                mine = self._follow(mine, by, until)
         finally:
             by.close()
 
-    def _in_place(self, mine: Window, by: Blocks, until: float) -> Window | None:
-        """Read the window into memory that the host reaches; returns the next one."""
-        self._tell(split(mine, read(mine, None, by)))
-        return self._claim(until)
+    def _blocks(self) -> Blocks:
+        return (polled(self._polled, self._polled) if self._polled else None) or blocks()
 
-    def _relay(self, mine: Window, ring: Ring, by: Blocks, until: float) -> Window | None:
+    def _follow(self, mine: Window, by: Blocks, until: float) -> Window | None:
         """Move the window, and those behind it that take the same way; returns the next that does not."""
-        following: Window | None = mine
+        ring = mine.parts[0].ring
         try:
-            relay = Relay(ring)
+            way: Ways = InPlace(by) if ring is None else Relay(ring, by)
         except NobounceError as e:
             self._tell(split(mine, nothing(mine), e))
             return self._claim(until)
+        following: Window | None = mine
         try:
             while following is not None and following.parts[0].ring is ring:
-                self._tell(relay.move(following, by))
+                self._tell(way.move(following))
                 following = self._claim(until)
-            self._tell(relay.finish())
+            self._tell(way.finish())
         finally:
-            relay.close()
+            way.close()
         return following
 
     def _next(self) -> list[Part] | None:

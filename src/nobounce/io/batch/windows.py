@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from nobounce.errors import DeviceError, NobounceError
 from nobounce.io.movers.gather import ADDRESS, NUMBER, Blocks, entries, moved
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-SLOTS = 2
-"""Bounce slots of one thread: one is read into while the other's copies are under way."""
+SPARE_SLOTS = 1
+"""Bounce slots of one thread beside those that are read into: their copies are under way."""
 BUFFERED, TRIED, DIRECT = range(3)
 """Through the page cache; only what it holds; past it, into a slot."""
 
@@ -137,23 +137,39 @@ def cut(parts: list[Part], rows: int, nbytes: int) -> list[list[Part]]:
     return found
 
 
-class _Slot(NamedTuple):
-    """A window on its way from a bounce slot to the device."""
+class Reading:
+    """A window whose blocks are being read."""
 
-    window: Window
-    results: Array
-    slot: tuple[int, int]
+    __slots__ = ("_by", "_known", "_started", "window")
+
+    def __init__(self, window: Window, address: int | None, by: Blocks) -> None:
+        """In place, or into the slot at `address`. Never raises: a request that is lost would be waited for for ever."""
+        self.window, self._by = window, by
+        self._known: Array | None = None
+        try:
+            reads = window.reads.copy() if address is None else moved(window.reads, address)
+            self._started = by.start(reads)
+        except (OSError, MemoryError) as e:
+            self._known = _failure(window, e)
+
+    def is_done(self) -> bool:
+        return self._known is not None or self._by.is_done(self._started)
+
+    def finish(self) -> Array:
+        """The results; nothing is read into the memory any more. Never raises."""
+        if self._known is None:
+            try:
+                self._known = self._by.finish(self._started)
+            except (OSError, MemoryError) as e:
+                self._by.drain()
+                self._known = _failure(self.window, e)
+        return self._known
 
 
-def read(window: Window, address: int | None, by: Blocks) -> Array:
-    """The results of a window's reads, in place or into the slot at `address`. Never raises: a request that is lost would be waited
-    for for ever."""
+def _failure(window: Window, e: OSError | MemoryError) -> Array:
     import numpy as np
 
-    try:
-        return by.read(window.reads if address is None else moved(window.reads, address))
-    except (OSError, MemoryError) as e:
-        return np.full(len(window.nbytes), -(getattr(e, "errno", 0) or errno.ENOMEM), np.int64)
+    return np.full(len(window.nbytes), -(getattr(e, "errno", 0) or errno.ENOMEM), np.int64)
 
 
 def nothing(window: Window) -> Array:
@@ -188,13 +204,63 @@ def split(window: Window, results: Array, error: Exception | None = None) -> lis
     return found
 
 
-class Relay:
-    """One thread's slots of a device's bounce ring, two where there are two, and its copy stream."""
+class Ways(Protocol):
+    """A way into the buffer, for one thread."""
 
-    def __init__(self, ring: Ring) -> None:
+    def move(self, window: Window) -> list[Ended]:
+        """Begin a window; returns what has ended meanwhile."""
+
+    def finish(self) -> list[Ended]:
+        """Everything that is under way."""
+
+    def close(self) -> None:
+        """Nothing is under way, but where the thread ends by an error of its own: then it is waited for."""
+
+
+class InPlace:
+    """Into memory that the host reaches."""
+
+    def __init__(self, by: Blocks) -> None:
+        self._by = by
+        self._reading: deque[Reading] = deque()
+
+    def move(self, window: Window) -> list[Ended]:
+        self._reading.append(Reading(window, None, self._by))
+        ended: list[Ended] = []
+        while self._reading and (len(self._reading) >= self._by.ahead or self._reading[0].is_done()):
+            ended += self._finish_one()
+        return ended
+
+    def finish(self) -> list[Ended]:
+        ended: list[Ended] = []
+        while self._reading:
+            ended += self._finish_one()
+        return ended
+
+    def _finish_one(self) -> list[Ended]:
+        one = self._reading.popleft()
+        return split(one.window, one.finish())
+
+    def close(self) -> None:
+        if self._reading:
+            self._by.drain()
+
+
+class _Read(NamedTuple):
+    """A window in a bounce slot."""
+
+    reading: Reading
+    slot: tuple[int, int]
+
+
+class Relay:
+    """One thread's slots of a device's bounce ring, as many as there are of those it can use, and its copy stream."""
+
+    def __init__(self, ring: Ring, by: Blocks) -> None:
         """Raises DeviceError and OutOfMemoryError, and holds nothing then."""
-        self._ring = ring
-        self._under_way: deque[_Slot] = deque()
+        self.ring, self._by = ring, by
+        self._reading: deque[_Read] = deque()
+        self._copying: deque[_Read] = deque()
         self._free: list[tuple[int, int]] = []
         with ExitStack() as made:
             self._stream = ring.copy_stream()
@@ -206,64 +272,81 @@ class Relay:
             self._undo = made.pop_all()
 
     def close(self) -> None:
-        """Give slots and stream back; nothing is under way, but where its thread ends by an error of its own."""
         with self._undo:
-            if self._under_way:
+            if self._reading:
+                self._by.drain()
+            if self._copying:
                 self._calls.finish(self._stream)
-            for slot in self._free + [one.slot for one in self._under_way]:
-                self._ring.release(slot)
+            for slot in self._free + [one.slot for one in (*self._reading, *self._copying)]:
+                self.ring.release(slot)
 
-    def move(self, window: Window, by: Blocks) -> list[Ended]:
-        """Read a window into a slot and start its copies; returns what has ended meanwhile."""
+    def move(self, window: Window) -> list[Ended]:
+        ended = self._make_room()
+        slot = self._free.pop()
+        self._reading.append(_Read(Reading(window, slot[0], self._by), slot))
+        while self._reading and (len(self._reading) >= self._by.ahead or self._reading[0].reading.is_done()):
+            ended += self._copy_one()
+        return ended
+
+    def _make_room(self) -> list[Ended]:
+        """Have a slot free; returns what has ended meanwhile."""
         ended: list[Ended] = []
-        if not self._free:
-            more = self._ring.acquire(wait=False) if len(self._under_way) < SLOTS else None
-            if more is None:
+        while not self._free:
+            held = len(self._reading) + len(self._copying)
+            more = self.ring.acquire(wait=False) if held < self._by.ahead + SPARE_SLOTS else None
+            if more is not None:
+                self._free.append(more)
+            elif self._copying:
                 ended += self._finish_one()
             else:
-                self._free.append(more)
-        slot = self._free.pop()
-        results = read(window, slot[0], by)
-        self._under_way.append(_Slot(window, results, slot))
+                ended += self._copy_one()
+        return ended
+
+    def _copy_one(self) -> list[Ended]:
+        """Start the copies of the window that has been read into for the longest time."""
+        oldest = self._reading[0]
+        window, results = oldest.reading.window, oldest.reading.finish()
+        self._copying.append(self._reading.popleft())
         try:
-            copies = _copies(window, slot[0], results)
+            copies = _copies(window, oldest.slot[0], results)
             if len(copies) == 1:
                 self._calls.copy(*copies[0], self._stream)
             elif copies:
                 self._calls.copy_many(copies, self._stream)
-            self._calls.record(slot[1], self._stream)
+            self._calls.record(oldest.slot[1], self._stream)
         except (NobounceError, MemoryError) as e:
-            ended += self._failed(e)
-        return ended
+            return self._failed(e)
+        return []
 
     def finish(self) -> list[Ended]:
-        """Everything that is under way."""
         ended: list[Ended] = []
-        while self._under_way:
+        while self._reading:
+            ended += self._copy_one()
+        while self._copying:
             ended += self._finish_one()
         return ended
 
     def _finish_one(self) -> list[Ended]:
-        oldest = self._under_way[0]
+        oldest = self._copying[0]
         try:
             self._calls.sync(oldest.slot[1])
         except DeviceError as e:
             return self._failed(e)
-        self._under_way.popleft()
+        self._copying.popleft()
         self._free.append(oldest.slot)
-        return split(oldest.window, oldest.results)
+        return split(oldest.reading.window, oldest.reading.finish())
 
     def _failed(self, error: Exception) -> list[Ended]:
-        """The device has refused copies: those of every window under way are in doubt, and none is under way afterwards."""
+        """The device has refused copies: those of every window that has any are in doubt, and none is under way afterwards."""
         try:
             self._calls.finish(self._stream)
         except DeviceError as e:
             error.add_note(str(e))
         ended: list[Ended] = []
-        while self._under_way:
-            one = self._under_way.popleft()
+        while self._copying:
+            one = self._copying.popleft()
             self._free.append(one.slot)
-            ended += split(one.window, one.results, error)
+            ended += split(one.reading.window, one.reading.finish(), error)
         return ended
 
 

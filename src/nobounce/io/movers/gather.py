@@ -50,14 +50,58 @@ def moved(reads: Array, address: int) -> Array:
 class Blocks(Protocol):
     """Whoever reads blocks for one thread."""
 
-    def read(self, reads: Array) -> Array:
-        """Carry the `entries` out, in any order; they are numbered one after the other.
+    @property
+    def ahead(self) -> int:
+        """Calls of `start` that are worth having under way at once."""
 
-        Returns an int64 array: bytes read, short at the end of a file, or minus the errno. No block is under way afterwards.
-        """
+    def start(self, reads: Array) -> Any:
+        """Begin the `entries`, which are read in any order; they are numbered one after the other, and this one's to number anew.
+        Returns what the other methods take."""
+
+    def is_done(self, started: Any) -> bool:
+        """Whether `finish` would not wait."""
+
+    def finish(self, started: Any) -> Array:
+        """An int64 array: bytes read, short at the end of a file, or minus the errno. None of these is under way afterwards."""
+
+    def drain(self) -> None:
+        """Wait until nothing is under way."""
 
     def close(self) -> None:
-        """No more blocks are read by this one."""
+        """No more blocks are read by this one, and none is under way."""
+
+
+class Reader(Protocol):
+    """Whoever reads blocks and returns when they are there."""
+
+    def read(self, reads: Array) -> Array:
+        """`Blocks.start` and `finish`."""
+
+    def close(self) -> None: ...
+
+
+class AtOnce:
+    """A reader's blocks."""
+
+    ahead = 1
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def start(self, reads: Array) -> Array:
+        return self._reader.read(reads)
+
+    def is_done(self, started: Array) -> bool:
+        return True
+
+    def finish(self, started: Array) -> Array:
+        return started
+
+    def drain(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class RingBlocks:
@@ -117,13 +161,13 @@ class CallBlocks:
 
 
 def blocks() -> Blocks:
-    """The quickest there is here."""
+    """What one thread reads by alone: the quickest there is here."""
     if not uring.unavailable():
         try:
-            return RingBlocks()
+            return AtOnce(RingBlocks())
         except OSError:  # no memory or descriptors left for one
             pass
-    return CallBlocks()
+    return AtOnce(CallBlocks())
 
 
 _kept: list[uring.Ring] = []

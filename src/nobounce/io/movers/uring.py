@@ -3,8 +3,8 @@
 Both rings are memory that the kernel shares; here they are numpy arrays over it. Many requests are put into the
 submission ring by one slice assignment, and many completions are taken out by one copy.
 
-Memory order. Without a polling kernel thread (never asked for here) the kernel reads the submission tail inside
-io_uring_enter on the caller's own thread, so program order is enough. Completions may be written by another core: the
+Memory order. Without a polling kernel thread the kernel reads the submission tail inside io_uring_enter on the caller's own
+thread, so program order is enough; a polling one is on another core (`_fence`). Completions may be written by another core: the
 kernel stores them before it stores the tail, so the reader must not look at them before it has seen the tail. Python's
 lock is such a barrier (its acquire is one in C), and it is taken between the two looks.
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427
 _IOWQ_MAX_WORKERS = 19
+_SETUP_SQPOLL = 1 << 1
 _SETUP_CLAMP = 1 << 4
 _SETUP_SUBMIT_ALL = 1 << 7
 _SETUP_COOP_TASKRUN = 1 << 8
@@ -39,7 +40,9 @@ _FEAT_EXT_ARG = 1 << 8
 _NEEDED = _FEAT_SINGLE_MMAP | _FEAT_NODROP | _FEAT_EXT_ARG
 """All of them since Linux 5.11."""
 _ENTER_GETEVENTS = 1
+_ENTER_SQ_WAKEUP = 1 << 1
 _ENTER_EXT_ARG = 1 << 3
+_SQ_NEED_WAKEUP = 1
 _OFF_SQES = 0x10000000
 _MAP_SHARED_POPULATE = 0x01 | 0x8000
 _PROT_READ_WRITE = 3
@@ -129,12 +132,15 @@ def _cqe_dtype() -> np.dtype[Any]:
     return np.dtype([("user_data", "u8"), ("result", "i4"), ("flags", "u4")])
 
 
-def _set_up(depth: int) -> tuple[int, ctypes.Array[ctypes.c_uint32]]:
+def _set_up(depth: int, idle_ms: int = 0) -> tuple[int, ctypes.Array[ctypes.c_uint32]]:
     """(the ring's descriptor, what the kernel says of it). Raises OSError."""
     common = _SETUP_CLAMP
-    for flags in (common | _SETUP_SUBMIT_ALL | _SETUP_COOP_TASKRUN, common):
+    best = common | _SETUP_SUBMIT_ALL | _SETUP_COOP_TASKRUN
+    if idle_ms:
+        common = best = common | _SETUP_SQPOLL
+    for flags in (best, common):
         params = (ctypes.c_uint32 * 30)()
-        params[2] = flags
+        params[2], params[4] = flags, idle_ms
         try:
             fd = _syscall(_SETUP, depth, ctypes.addressof(params))
         except OSError as e:
@@ -151,16 +157,18 @@ def _set_up(depth: int) -> tuple[int, ctypes.Array[ctypes.c_uint32]]:
 class Ring:
     """A submission and a completion ring for at most `depth` requests in flight.
 
-    One thread at a time, but others may go on while one waits in `enter`.
+    One thread at a time, but others may go on while one waits in `enter`. With `idle_ms` a thread of the kernel takes requests out of
+    the submission ring (IORING_SETUP_SQPOLL), and looks for more for so many milliseconds after the last one before it sleeps: `wake`
+    hands over what was put in, and costs no system call until then.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, *, idle_ms: int = 0) -> None:
         """Raises OSError where the kernel has no io_uring, forbids it, or is too old (ENOSYS, EPERM, EOPNOTSUPP)."""
         self._fd = -1
         self._maps: list[tuple[int, int]] = []
-        self._pid = os.getpid()
         self._barrier = threading.Lock()
-        self._fd, params = _set_up(min(max(depth, 1), MAX_DEPTH))
+        self._polled = idle_ms > 0
+        self._fd, params = _set_up(min(max(depth, 1), MAX_DEPTH), idle_ms)
         try:
             self._map(params)
         except BaseException:
@@ -178,6 +186,7 @@ class Ring:
         self._sq_mask, self._cq_mask = entries - 1, completions - 1
         word = ctypes.c_uint32.from_address
         self._sq_head, self._sq_tail = word(ring + sq[0]), word(ring + sq[1])
+        self._sq_flags = word(ring + sq[4])
         self._cq_head, self._cq_tail = word(ring + cq[0]), word(ring + cq[1])
         self._sqes = _array(sqes, 64 * entries).view("u8").reshape(entries, ENTRY_WORDS)
         self._cqes = _array(ring + cq[5], 16 * completions).view("u8").reshape(completions, 2)
@@ -215,7 +224,22 @@ class Ring:
         self._sqes[at : at + first] = entries[:first]
         if first < n:
             self._sqes[: n - first] = entries[first:]
+        if self._polled:
+            self._fence()
         self._sq_tail.value = (tail + n) & 0xFFFFFFFF
+
+    def wake(self) -> None:
+        """Have the kernel's thread begin with what was put in, if it sleeps."""
+        self._fence()
+        if self._sq_flags.value & _SQ_NEED_WAKEUP:
+            _libc.syscall(_ENTER, self._fd, 0, 0, _ENTER_SQ_WAKEUP, 0, 0)
+
+    def _fence(self) -> None:
+        """What was stored before is seen by other cores before what is stored, or read, after: a release, and an acquire behind it."""
+        with self._barrier:
+            pass
+        with self._barrier:
+            pass
 
     def enter(self, at_least: int = 0, timeout: float | None = None) -> None:
         """Hand over what was put in, then wait for completions: `at_least` of them, or `timeout` seconds, or a signal.
@@ -223,7 +247,7 @@ class Ring:
         Raises OSError for what is the ring's own failure; a request's failure is its completion's result.
         """
         pending = (self._sq_tail.value - self._sq_head.value) & 0xFFFFFFFF
-        flags, argument, nbytes = _ENTER_GETEVENTS, 0, 0
+        flags, argument, nbytes = _ENTER_GETEVENTS | (_ENTER_SQ_WAKEUP if self._polled else 0), 0, 0
         if timeout is not None and at_least:
             wait = _Wait()
             seconds = min(max(timeout, 0.0), 1e9)
