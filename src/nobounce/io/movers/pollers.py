@@ -42,8 +42,9 @@ class Started:
 class PolledBlocks:
     """Some of the process's polling rings, for one thread until it closes it."""
 
-    def __init__(self, rings: list[uring.Ring]) -> None:
-        self._rings = rings
+    def __init__(self, rings: list[uring.Ring], flags: int = 0) -> None:
+        """`flags`: IOSQE_* of every read."""
+        self._rings, self._flags = rings, flags << 8
         self._started: dict[int, list[Started]] = {}
         self._turn = self._number = 0
 
@@ -70,35 +71,38 @@ class PolledBlocks:
         ring = self._rings[self._turn]
         self._turn = (self._turn + 1) % len(self._rings)
         while ring.room < n:
-            self._collect(ring, wait=True)
+            self._collect(ring, wait=1)
         base, self._number = self._number, self._number + n
         reads[:, NUMBER] = np.arange(base, base + n, dtype=np.uint64)
+        if self._flags:
+            reads[:, 0] |= np.uint64(self._flags)
         started = Started(ring, base, np.full(n, UNKNOWN, np.int64))
         self._started[id(ring)].append(started)
         ring.put(reads)
-        ring.wake()
+        ring.hand_over()
         return started
 
     def is_done(self, started: Started) -> bool:
         """Whether all of it has ended."""
         if started.left and started.ring.waiting:
-            self._collect(started.ring, wait=False)
+            self._collect(started.ring, wait=0)
         return not started.left
 
     def wait(self, started: Started, rows: int) -> Array:
         """The results of the first so many reads, once these have ended."""
         found = started.results[:rows]
-        while started.left and int(found.min()) == UNKNOWN:
-            self._collect(started.ring, wait=True)
+        while started.left and (missing := int((found == UNKNOWN).sum())):
+            self._collect(started.ring, wait=missing)
         return found
 
     def finish(self, started: Started) -> Array:
         """As `Blocks.finish`."""
         return self.wait(started, len(started.results))
 
-    def _collect(self, ring: uring.Ring, *, wait: bool) -> None:
-        if wait and not ring.waiting:
-            ring.enter(1)
+    def _collect(self, ring: uring.Ring, *, wait: int) -> None:
+        """What has ended, once `wait` reads have."""
+        if ring.waiting < wait:
+            ring.enter(wait)
         ends = ring.take()
         numbers = ends["user_data"].view("int64")
         mine = self._started[id(ring)]

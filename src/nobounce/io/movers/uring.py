@@ -158,8 +158,8 @@ class Ring:
     """A submission and a completion ring for at most `depth` requests in flight.
 
     One thread at a time, but others may go on while one waits in `enter`. With `idle_ms` a thread of the kernel takes requests out of
-    the submission ring (IORING_SETUP_SQPOLL), and looks for more for so many milliseconds after the last one before it sleeps: `wake`
-    hands over what was put in, and costs no system call until then.
+    the submission ring (IORING_SETUP_SQPOLL), and looks for more for so many milliseconds after the last one before it sleeps: `hand_over`
+    costs no system call until then.
     """
 
     def __init__(self, depth: int, *, idle_ms: int = 0) -> None:
@@ -228,11 +228,18 @@ class Ring:
             self._fence()
         self._sq_tail.value = (tail + n) & 0xFFFFFFFF
 
-    def wake(self) -> None:
-        """Have the kernel's thread begin with what was put in, if it sleeps."""
-        self._fence()
-        if self._sq_flags.value & _SQ_NEED_WAKEUP:
+    def hand_over(self) -> None:
+        """Have the kernel begin with what was put in."""
+        if not self._polled:
+            self.enter()
+        elif not self.is_awake:
             _libc.syscall(_ENTER, self._fd, 0, 0, _ENTER_SQ_WAKEUP, 0, 0)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the kernel's polling thread looks for requests."""
+        self._fence()
+        return not self._sq_flags.value & _SQ_NEED_WAKEUP
 
     def _fence(self) -> None:
         """What was stored before is seen by other cores before what is stored, or read, after: a release, and an acquire behind it."""
