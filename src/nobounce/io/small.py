@@ -20,10 +20,10 @@ from nobounce.facts.filtered import REFUSED
 from nobounce.io import hooks
 from nobounce.io.engine import machine_for
 from nobounce.io.kept import Plan, Way, is_held, suits
-from nobounce.io.movers.pollers import polled
+from nobounce.io.movers.pollers import KernelBlocks, ended, follows, polled, served
 from nobounce.io.movers.spread import Lease, Range, spread
 from nobounce.io.receipt import Evidence, Receipt, Segment
-from nobounce.io.strategy import MOST_POLLERS, SPREAD_LEAST_NBYTES, pollers
+from nobounce.io.strategy import MOST_POLLERS, SPREAD_LEAST_NBYTES, spreading
 from nobounce.io.target import Chunk, Target
 from nobounce.route.types import Refusal
 from nobounce.runtimes.rawio import RWF_NOWAIT, try_read
@@ -156,8 +156,7 @@ class SmallRead:
         if ring is None:
             return self._straight()
         if self.requested >= SPREAD_LEAST_NBYTES and self.stream is None:
-            width = pollers(self.plan.settings, machine_for(THREADS), self.requested)
-            by = polled(width, MOST_POLLERS) if width else None
+            by = self._kernel_blocks()
             if by is not None:
                 return self._spread(Lease(by, ring))
             if self.requested > ring.slot_nbytes:
@@ -175,8 +174,16 @@ class SmallRead:
         finally:
             ring.return_stream(stream)
 
+    def _kernel_blocks(self) -> KernelBlocks | None:
+        """The kernel's threads that this read is worth; None where it is not, or there are none."""
+        chosen = spreading(self.plan.settings, machine_for(THREADS), self.requested)
+        if not chosen.width:
+            return None
+        by = polled(chosen.width, MOST_POLLERS) if chosen.polled or follows(self.started_at) else None
+        return by or served(chosen.width)
+
     def _spread(self, held: Lease) -> bool:
-        """By polling threads of the kernel, through as many slots as it takes."""
+        """Through as many slots as it takes."""
         t, way = self.target, self.plan.ways[0]
         nbytes, file_offset, buffer_offset = self._where
         began = THREADS.now()
@@ -190,6 +197,7 @@ class SmallRead:
                     return False
         finally:
             held.close()
+        ended(THREADS.now())
         self._way = way
         if hooks.watchers:
             now = THREADS.now()

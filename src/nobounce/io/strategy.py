@@ -68,10 +68,13 @@ SAMPLED_ROWS, EACH_ROW = 16, 64
 MOST_POLLERS = 12
 """Threads of the kernel that poll for reads of one of ours, on 16 cores: of 16 MiB in the page cache 1 / 2 / 4 / 8 / 12 take 2.3 / 1.2 /
 0.66 / 0.47 / 0.27 ms."""
-POLL_LEAST_NBYTES, POLL_LEAST_ROWS = 256 << 10, 128
-"""Bytes or blocks that are worth one of them: a sleeping one takes as long to wake as 256 KiB to read."""
+POLLED_NBYTES, POLLED_ROWS = 64 << 20, 2048
+"""Bytes or blocks that they are worth waking for: they go on polling for some 7 ms after the last."""
+SPREAD_EACH_NBYTES, SPREAD_EACH_ROWS = 256 << 10, 128
+"""Bytes or blocks that are worth one more thread of the kernel: a sleeping one takes as long to wake as 256 KiB to read."""
 SPREAD_LEAST_NBYTES, SPREAD_NBYTES = 512 << 10, 64 << 20
-"""A single page-cached read of so many bytes is spread over polling threads by its caller, which hands nothing over to a thread."""
+"""A single page-cached read of so many bytes is spread over the kernel's threads by its caller, which hands nothing over to a thread of
+ours. Of one core 1 MiB takes 170 us, and of eight, asleep, as long as 256 KiB of one."""
 ALONE_NBYTES = 1 << 20
 """Bytes that are read before another thread is awake."""
 HEAD_START, HEAD_START_NBYTES = 1.5e-3, 256 << 20
@@ -260,11 +263,11 @@ class Gathering(NamedTuple):
 
 def gathering(chosen: Settings, machine: Machine, count: int, nbytes: int) -> Gathering:
     """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each, none for a few blocks."""
-    polled = pollers(chosen, machine, nbytes, count)
-    if polled > 1:
-        share = max(POLL_LEAST_NBYTES, min(SLOT_NBYTES, nbytes // (2 * polled)))
-        rows = max(POLL_LEAST_ROWS, min(GATHER_ROWS, count // (2 * polled)))
-        return Gathering(1, rows, share, polled)
+    spread = spreading(chosen, machine, nbytes, count)
+    if spread.polled:
+        share = max(SPREAD_EACH_NBYTES, min(SLOT_NBYTES, nbytes // (2 * spread.width)))
+        rows = max(SPREAD_EACH_ROWS, min(GATHER_ROWS, count // (2 * spread.width)))
+        return Gathering(1, rows, share, spread.width)
     most = GATHER_WIDTH_LARGE if nbytes >= GATHER_LARGE_NBYTES * count else GATHER_WIDTH
     width = chosen.io_threads or min(most, max(1, machine.cores))
     width = max(1, min(width, count, nbytes // GATHER_LEAST_NBYTES))
@@ -272,16 +275,25 @@ def gathering(chosen: Settings, machine: Machine, count: int, nbytes: int) -> Ga
     return Gathering(width, max(1, min(GATHER_ROWS, -(-count // width))), share)
 
 
-def pollers(chosen: Settings, machine: Machine, nbytes: int, count: int = 0) -> int:
-    """Threads of the kernel that poll for reads of `nbytes` bytes in `count` blocks; 0 where they do not pay: on few cores, for few
-    bytes, or where the settings ask for threads of ours."""
-    if chosen.relay == "polled" and machine.kernel_reads:
-        return max(2, min(MOST_POLLERS, machine.cores))
-    if chosen.relay != "auto" or chosen.io_threads or not machine.kernel_reads or machine.cores <= FEW_CORES:
-        return 0
-    worth = max(nbytes // POLL_LEAST_NBYTES, count // POLL_LEAST_ROWS)
+class Spreading(NamedTuple):
+    """How one read, or the blocks of a batch, are spread over threads of the kernel: so many (0: it is not), and whether they are
+    worth polling for it alone."""
+
+    width: int
+    polled: bool = False
+
+
+def spreading(chosen: Settings, machine: Machine, nbytes: int, count: int = 0) -> Spreading:
+    """For `nbytes` bytes, in `count` blocks if there are several: none on few cores, for few bytes, or where the settings ask for others."""
+    if not machine.kernel_reads or chosen.relay not in ("auto", "polled") or chosen.io_threads:
+        return Spreading(0)
+    if chosen.relay == "polled":
+        return Spreading(max(2, min(MOST_POLLERS, machine.cores)), True)
+    worth = max(nbytes // SPREAD_EACH_NBYTES, count // SPREAD_EACH_ROWS)
+    if machine.cores <= FEW_CORES or worth < 2:
+        return Spreading(0)
     most = min(MOST_POLLERS, machine.cores - machine.cores // 4)
-    return min(most, worth) if worth > 1 else 0
+    return Spreading(min(most, worth), nbytes >= POLLED_NBYTES or count >= POLLED_ROWS)
 
 
 def threads_ahead(chosen: Settings, nbytes: int) -> int:

@@ -1,14 +1,16 @@
-"""Blocks read by threads of the kernel that look for work by themselves, side by side, driven by one thread of ours.
+"""Blocks read by threads of the kernel side by side, driven by one thread of ours.
 
-Threads of this process hand the interpreter's lock to one another at every call, and a worker of io_uring that sleeps takes tens of
-microseconds to wake, one after the other. A ring with IORING_SETUP_SQPOLL has a thread of its own that keeps looking for a moment
-after the last request: on 16 cores one Python thread has 16 MiB of page-cached bytes read in 0.27 ms by twelve of them, where twelve
-of its own threads take 0.44 and io_uring's workers 0.9 (benchmarks/README.md).
+Threads of this process hand the interpreter's lock to one another at every call, and one that sleeps takes longer to wake than a
+megabyte to copy. A ring with IORING_SETUP_SQPOLL has a thread of its own that keeps looking for work for a moment after the last
+request: on 16 cores one Python thread has 16 MiB of page-cached bytes read in 0.27 ms by twelve of them, where twelve of its own
+threads take 0.44 and io_uring's workers, which are woken one after the other, 0.45 to 0.9 (benchmarks/README.md). But that moment
+keeps a core busy for some 7 ms: for a single read now and then the workers do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 IDLE_MS = 1
 """Milliseconds that such a thread looks for work before it sleeps: it keeps a core busy meanwhile."""
 DEPTH = 1024
+STREAK_SECONDS = 2e-3
+"""Reads that follow on others within this time are worth a polling thread."""
+ASYNC = 1 << 4
+"""IOSQE_ASYNC: by a worker, not by the submitting thread, which would copy page-cached bytes itself."""
 UNKNOWN = -(1 << 40)
 """The result of a read that has not ended."""
 
@@ -39,12 +45,12 @@ class Started:
         self.ring, self.base, self.results, self.left = ring, base, results, len(results)
 
 
-class PolledBlocks:
-    """Some of the process's polling rings, for one thread until it closes it."""
+class KernelBlocks:
+    """Some of the process's rings, for one thread until it closes it."""
 
-    def __init__(self, rings: list[uring.Ring], flags: int = 0) -> None:
-        """`flags`: IOSQE_* of every read."""
-        self._rings, self._flags = rings, flags << 8
+    def __init__(self, rings: list[uring.Ring], home: list[uring.Ring], flags: int = 0) -> None:
+        """`home`: where they go then. `flags`: IOSQE_* of every read."""
+        self._rings, self._home, self._flags = rings, home, flags << 8
         self._started: dict[int, list[Started]] = {}
         self._turn = self._number = 0
 
@@ -136,47 +142,85 @@ class PolledBlocks:
         """Give the rings back, once nothing is under way; goes on where an interrupt has cut it short."""
         self.drain()
         with contextlib.suppress(IndexError):
-            _free.extend(iter(self._rings.pop, None))
+            self._home.extend(iter(self._rings.pop, None))
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit():
             self.close()
 
 
-_free: list[uring.Ring] = []
-_made: list[None] = []
-"""An entry for each ring that was made and not closed."""
-_refused: list[OSError] = []
+class _Pool:
+    """Rings that are kept for the next reads: polling ones, and ones that io_uring's workers serve."""
+
+    def __init__(self) -> None:
+        self.polling: list[uring.Ring] = []
+        self.served: list[uring.Ring] = []
+        self.made: list[None] = []
+        """An entry for each polling ring that was made."""
+        self.refused: list[OSError] = []
+        self.ended_at = -math.inf
+        """When reads by several threads of the kernel last ended: where others follow at once, it is worth to keep looking for them."""
+
+    def close(self) -> None:
+        """In a forked child: the rings and their threads are the parent's."""
+        for ring in (*self.polling, *self.served):
+            ring.close()
 
 
-def polled(wanted: int, most: int) -> PolledBlocks | None:
-    """Up to `wanted` rings, of at most `most` in the process; None where there is none to be had now."""
-    rings: list[uring.Ring] = []
-    found = PolledBlocks(rings)
+_pool = _Pool()
+
+
+def polled(wanted: int, most: int) -> KernelBlocks | None:
+    """Up to `wanted` polling rings, of at most `most` in the process; None where there is none to be had now."""
+    pool, rings = _pool, list[uring.Ring]()
+    found = KernelBlocks(rings, pool.polling)
     with contextlib.suppress(
         IndexError
     ):  # taken out and kept in one call into C, which no interrupt cuts in two
-        rings.extend(islice(iter(_free.pop, None), wanted))
-    while len(rings) < wanted and len(_made) < most and not _refused:
-        _made.append(None)
+        rings.extend(islice(iter(pool.polling.pop, None), wanted))
+    while len(rings) < wanted and len(pool.made) < most and not pool.refused:
+        pool.made.append(None)
         try:
-            rings.extend(map(_ring, (IDLE_MS,)))
+            rings.extend(map(_polling_ring, (IDLE_MS,)))
         except OSError as e:
-            _made.pop()
-            _refused.append(e)
+            pool.made.pop()
+            pool.refused.append(e)
     return found if found.begin() else None
 
 
-def _ring(idle_ms: int) -> uring.Ring:
+def served(workers: int) -> KernelBlocks | None:
+    """A ring that at most so many of io_uring's workers read for; None where there is none to be had."""
+    rings = list[uring.Ring]()
+    found = KernelBlocks(rings, _pool.served, ASYNC)
+    with contextlib.suppress(IndexError):
+        rings.extend(map(list.pop, (_pool.served,)))
+    if not rings:
+        with contextlib.suppress(OSError):
+            rings.extend(map(uring.Ring, (DEPTH,)))
+    if not found.begin():
+        return None
+    rings[0].limit_workers(workers)  # each thread that submits has workers of its own
+    return found
+
+
+def follows(now: float) -> bool:
+    """Whether reads by threads of the kernel ended a moment before `now`."""
+    return now - _pool.ended_at < STREAK_SECONDS
+
+
+def ended(now: float) -> None:
+    """Reads by threads of the kernel have ended."""
+    _pool.ended_at = now
+
+
+def _polling_ring(idle_ms: int) -> uring.Ring:
     return uring.Ring(DEPTH, idle_ms=idle_ms)
 
 
 def _forget() -> None:
-    """In a forked child: the rings and their threads are the parent's."""
-    for ring in _free:
-        ring.close()
-    for kept in (_free, _made, _refused):
-        kept.clear()
+    global _pool
+    _pool.close()
+    _pool = _Pool()
 
 
 os.register_at_fork(after_in_child=_forget)

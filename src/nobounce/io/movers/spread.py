@@ -1,4 +1,4 @@
-"""One read of page-cached bytes, by polling threads of the kernel side by side, on its caller's thread.
+"""One read of page-cached bytes, by threads of the kernel side by side, on its caller's thread.
 
 What is too large for one core to copy quickly, and over before a thread of ours or a worker of io_uring has woken.
 """
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nobounce.io.movers.bounce import Ring
-    from nobounce.io.movers.pollers import PolledBlocks
+    from nobounce.io.movers.pollers import KernelBlocks
     from nobounce.runtimes.base import CopyCalls
 
     Array = np.ndarray[Any, Any]
 
-LEAST_UNIT, MOST_UNIT = 64 << 10, 512 << 10
-"""Bytes of one read: powers of two, so that slots hold whole ones."""
+LEAST_UNIT, MOST_UNIT = 64 << 10, 256 << 10
+"""Bytes of one read: powers of two, so that slots hold whole ones. Small ones for io_uring's workers, which are woken one by one while
+they are asked for."""
 LEAST_COPY = 256 << 10
 """Bytes of one copy, unless all of it is less; at most a slot's."""
 COPIES = 8
@@ -41,7 +42,7 @@ class Range(NamedTuple):
 class Lease:
     """What a spread read holds: the kernel's threads, slots of the bounce ring and a copy stream."""
 
-    def __init__(self, by: PolledBlocks, ring: Ring) -> None:
+    def __init__(self, by: KernelBlocks, ring: Ring) -> None:
         self.by, self.ring = by, ring
         self.slots: list[tuple[int, int]] = []
         self.stream = 0
@@ -119,6 +120,8 @@ def spread(what: Range, held: Lease, calls: CopyCalls) -> bool:
 
 
 def _unit(nbytes: int, width: int) -> int:
+    if width == 1:
+        return LEAST_UNIT
     share = nbytes // (2 * width)
     return max(LEAST_UNIT, min(MOST_UNIT, 1 << max(0, share.bit_length() - 1)))
 
