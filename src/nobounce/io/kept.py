@@ -15,7 +15,8 @@ from nobounce.clock import THREADS
 from nobounce.config import Settings, settings
 from nobounce.facts import cachestat, pagecache
 from nobounce.io import hooks
-from nobounce.io.strategy import CACHED_CODES, Strategy
+from nobounce.io.engine import machine_for
+from nobounce.io.strategy import CACHED_CODES, Strategy, spreading
 from nobounce.io.target import Target
 from nobounce.route.judge import CACHED, DIRECT, cold_reason, only_direct
 from nobounce.route.scores import alignments, hard_refusals
@@ -112,7 +113,7 @@ def find(
     if nbytes > MOST_NBYTES:
         if plan.ways[0].reason.code not in CACHED_CODES:
             return None
-        if nbytes > MOST_HELD_NBYTES and plan.target.ring is None:
+        if nbytes > MOST_HELD_NBYTES and not is_spread(plan, nbytes):
             return None
         plan = plan._replace(ways=plan.ways[:1])
     if len(plan.ways) == 1 and plan.target.ring is None:
@@ -120,6 +121,11 @@ def find(
         if way.grain > 1 and not is_aligned(way, view._address + buffer_offset, nbytes, file_offset):
             return None
     return plan
+
+
+def is_spread(plan: Plan, nbytes: int) -> bool:
+    """Whether a read of so many bytes is its caller's thread's to spread over threads of the kernel."""
+    return plan.target.ring is not None and spreading(plan.settings, machine_for(THREADS), nbytes) > 0
 
 
 def first(file: File, view: Buffer, require: str, cache: str, where: tuple[int, int, int]) -> Plan | None:

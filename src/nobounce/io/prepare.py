@@ -80,12 +80,12 @@ def transfer(
             plan = kept.find(file, view, require, cache, exact, most=SPREAD_NBYTES) or kept.first(
                 file, view, require, cache, exact
             )
-            if plan is not None:
-                if plan.target.ring is not None or hooks.watchers:
-                    return _small(file, view, plan, exact, require, cache)
+            if plan is not None and not hooks.watchers:
                 receipt = small.read_now(view, plan, exact)
                 if receipt is not None:
                     return receipt
+            elif plan is not None and exact[0] <= kept.MOST_HELD_NBYTES:
+                return _small(file, view, plan, exact, require, cache)
         request = make_request(file, op, memory_of(view), view.device, where, require, cache, held)
         pool = engine_for(view.device._runtime)
         try:

@@ -20,7 +20,7 @@ from nobounce.facts.filtered import REFUSED
 from nobounce.io import hooks
 from nobounce.io.engine import machine_for
 from nobounce.io.kept import Plan, Way, is_held, suits
-from nobounce.io.movers.pollers import KernelBlocks, ended, follows, polled, served
+from nobounce.io.movers.pollers import KernelBlocks, ended, follows, polled
 from nobounce.io.movers.spread import Lease, Range, spread
 from nobounce.io.receipt import Evidence, Receipt, Segment
 from nobounce.io.strategy import MOST_POLLERS, SPREAD_LEAST_NBYTES, spreading
@@ -53,31 +53,125 @@ class Ended(NamedTuple):
 
 
 def read_now(view: Buffer, plan: Plan, where: tuple[int, int, int]) -> Receipt | None:
-    """Read into memory of the host on the calling thread; None where no way moves every byte, so that the whole way has to."""
+    """Read on the calling thread, with nobody watching; None where no way moves every byte, so that the whole way has to."""
     t = plan.target
     nbytes, file_offset, buffer_offset = where
     address = view._address + buffer_offset
     began = monotonic()
+    try:
+        way = _straight(plan, address, where) if t.ring is None else _relayed(plan, t.ring, address, where)
+    except (OSError, NobounceError):
+        return None
+    if way is None:
+        return None
+    direct = way.backend == "fastpath"
+    segment = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason, t.ring is not None)
+    evidence: Evidence = "reported" if direct else "none"
+    ended_at = monotonic()
+    if nbytes >= SPREAD_LEAST_NBYTES:
+        ended(began, ended_at)
+    receipt = Receipt(
+        "read", t.filename, t.device_name, nbytes, nbytes, (segment,), (), evidence, began, began, ended_at
+    )
+    if hooks.observers:
+        told = Ended(t, receipt, nbytes, () if direct else plan.refusals, None, None, nbytes if direct else 0)
+        hooks.ended(told)  # type: ignore[arg-type]
+    return receipt
+
+
+def _straight(plan: Plan, address: int, where: tuple[int, int, int]) -> Way | None:
+    """Into memory of the host; the way by which every byte came."""
+    nbytes, file_offset, _ = where
     for way in plan.ways:
         if way.if_held and not is_held(way.fd, file_offset, nbytes):
             continue
         if way.grain > 1 and not suits(way, address, nbytes, file_offset):
             return None
         if try_read(way.fd, address, nbytes, file_offset, way.flags) == nbytes:
-            break
-    else:
+            return way
+    return None
+
+
+def _relayed(plan: Plan, ring: Ring, address: int, where: tuple[int, int, int]) -> Way | None:
+    """Into memory of a device; the way by which every byte came."""
+    t, nbytes = plan.target, where[0]
+    if nbytes >= SPREAD_LEAST_NBYTES:
+        by = _kernel_blocks(plan, nbytes, ring, monotonic())
+        if by is not None:
+            return plan.ways[0] if _spread(plan, Lease(by, ring), address, where) else None
+        if nbytes > ring.slot_nbytes:
+            return None
+    mine = ring.borrow()
+    stream = mine[0] if mine is not None else ring.copy_stream()
+    slot = None
+    try:
+        slot = mine[1] if mine is not None else ring.acquire(wait=True)
+        if slot is None:
+            return None
+        with t.runtime.copy_calls(t.device) as calls:
+            for way in plan.ways:
+                lead = _fill(way, ring, slot[0], where, 0)
+                if lead is not None:
+                    _bring(t, calls, address, slot[0] + lead, nbytes, stream)
+                    return way
         return None
-    direct = way.backend == "fastpath"
-    segment = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason)
-    evidence: Evidence = "reported" if direct else "none"
-    ended = monotonic()
-    receipt = Receipt(
-        "read", t.filename, t.device_name, nbytes, nbytes, (segment,), (), evidence, began, began, ended
-    )
-    if hooks.observers:
-        told = Ended(t, receipt, nbytes, () if direct else plan.refusals, None, None, nbytes if direct else 0)
-        hooks.ended(told)  # type: ignore[arg-type]
-    return receipt
+    finally:
+        if slot is not None:
+            ring.give_back(stream, slot)
+        else:
+            ring.return_stream(stream)
+
+
+def _fill(way: Way, ring: Ring, slot: int, where: tuple[int, int, int], flags: int) -> int | None:
+    """Read into a slot; returns where in it the bytes begin, None if one is missing."""
+    nbytes, file_offset, _ = where
+    if way.if_held and not is_held(way.fd, file_offset, nbytes):
+        return None
+    lead, grain = 0, way.grain
+    if grain == 1:
+        got = _read(way.fd, ring, slot, nbytes, file_offset, flags | way.flags)
+    else:
+        lead = file_offset % grain
+        ask = -(-(lead + nbytes) // grain) * grain
+        if ask > ring.slot_nbytes:
+            return None
+        got = try_read(way.fd, slot, ask, file_offset - lead, way.flags)
+    return lead if got >= lead + nbytes else None
+
+
+def _bring(t: Target, calls: CopyCalls, address: int, at: int, nbytes: int, stream: int) -> None:
+    """Copy from a slot to the device and wait. Raises DeviceError; nothing is under way then."""
+    copied = False
+    try:
+        calls.copy(address, at, nbytes, stream)
+        calls.finish(stream)
+        copied = True
+    finally:
+        if not copied:  # the copy may still be under way, and the slot is about to be somebody else's
+            with suppress(DeviceError):
+                t.runtime.stream_sync(stream)
+
+
+def _kernel_blocks(plan: Plan, nbytes: int, ring: Ring, now: float) -> KernelBlocks | None:
+    """The kernel's threads that a read is worth; None where this thread alone is better, or there are none."""
+    streak = follows(now)
+    if nbytes <= ring.slot_nbytes and not streak:
+        return None
+    width = spreading(plan.settings, machine_for(THREADS), nbytes, streak=streak)
+    return polled(width, MOST_POLLERS) if width else None
+
+
+def _spread(plan: Plan, held: Lease, address: int, where: tuple[int, int, int]) -> bool:
+    """Read through as many slots as it takes; whether every byte is where it belongs."""
+    t, way = plan.target, plan.ways[0]
+    nbytes, file_offset, _ = where
+    try:
+        if way.grain > 1 or not is_held(way.fd, file_offset, nbytes) or not held.take(nbytes):
+            return False
+        with t.runtime.copy_calls(t.device) as calls:
+            return spread(Range(way.fd, way.flags, file_offset, nbytes, address), held, calls)
+    finally:
+        held.close()
 
 
 def _read(fd: int, ring: Ring, slot: int, nbytes: int, file_offset: int, flags: int) -> int:
@@ -155,12 +249,6 @@ class SmallRead:
         t, ring = self.target, self.target.ring
         if ring is None:
             return self._straight()
-        if self.requested >= SPREAD_LEAST_NBYTES and self.stream is None:
-            by = self._kernel_blocks()
-            if by is not None:
-                return self._spread(Lease(by, ring))
-            if self.requested > ring.slot_nbytes:
-                return False
         stream = ring.copy_stream()
         try:
             slot = ring.acquire(wait=True)
@@ -173,37 +261,6 @@ class SmallRead:
                 ring.release(slot)
         finally:
             ring.return_stream(stream)
-
-    def _kernel_blocks(self) -> KernelBlocks | None:
-        """The kernel's threads that this read is worth; None where it is not, or there are none."""
-        chosen = spreading(self.plan.settings, machine_for(THREADS), self.requested)
-        if not chosen.width:
-            return None
-        by = polled(chosen.width, MOST_POLLERS) if chosen.polled or follows(self.started_at) else None
-        return by or served(chosen.width)
-
-    def _spread(self, held: Lease) -> bool:
-        """Through as many slots as it takes."""
-        t, way = self.target, self.plan.ways[0]
-        nbytes, file_offset, buffer_offset = self._where
-        began = THREADS.now()
-        try:
-            if way.grain > 1 or not is_held(way.fd, file_offset, nbytes) or not held.take(nbytes):
-                return False
-            stream = held.stream
-            what = Range(way.fd, way.flags, file_offset, nbytes, self._address + buffer_offset)
-            with t.runtime.copy_calls(t.device) as calls:
-                if not spread(what, held, calls):
-                    return False
-        finally:
-            held.close()
-        ended(THREADS.now())
-        self._way = way
-        if hooks.watchers:
-            now = THREADS.now()
-            hooks.copied(t.device_name, stream, "read", nbytes, began, now)
-            self._tell(began, now)
-        return True
 
     def _straight(self) -> bool:
         nbytes, file_offset, buffer_offset = self._where
@@ -258,29 +315,14 @@ class SmallRead:
     ) -> bool:
         """Through a slot and a private stream, in which hardly ever something is left; whether every byte is where it belongs."""
         t, slot = self.target, borrowed[0]
-        nbytes, file_offset, buffer_offset = self._where
+        nbytes, _, buffer_offset = self._where
         watched = bool(hooks.watchers)
         began = THREADS.now() if watched else 0.0
-        if way.if_held and not is_held(way.fd, file_offset, nbytes):
+        lead = _fill(way, ring, slot, self._where, flags)
+        if lead is None:
             return False
-        lead, grain = 0, way.grain
-        if grain == 1:
-            got = _read(way.fd, ring, slot, nbytes, file_offset, flags | way.flags)
-        else:
-            lead = file_offset % grain
-            ask = -(-(lead + nbytes) // grain) * grain
-            got = try_read(way.fd, slot, ask, file_offset - lead, way.flags)
-        if got < lead + nbytes:
-            return False
-        copied, there = False, THREADS.now() if watched else 0.0
-        try:
-            calls.copy(self._address + buffer_offset, slot + lead, nbytes, stream)
-            calls.finish(stream)
-            copied = True
-        finally:
-            if not copied:  # the copy may still be under way, and the slot is about to be somebody else's
-                with suppress(DeviceError):
-                    t.runtime.stream_sync(stream)
+        there = THREADS.now() if watched else 0.0
+        _bring(t, calls, self._address + buffer_offset, slot + lead, nbytes, stream)
         self._way = way
         if watched:
             now = THREADS.now()

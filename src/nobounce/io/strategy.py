@@ -69,10 +69,12 @@ MOST_POLLERS = 12
 """Threads of the kernel that poll for reads of one of ours, on 16 cores: of 16 MiB in the page cache 1 / 2 / 4 / 8 / 12 take 2.3 / 1.2 /
 0.66 / 0.47 / 0.27 ms."""
 POLLED_NBYTES, POLLED_ROWS = 64 << 20, 2048
-"""Bytes or blocks that they are worth waking for: they go on polling for some 7 ms after the last."""
+"""Bytes or blocks that as many are worth waking for: they go on polling for some 7 ms after the last."""
+FEW_POLLERS = 4
+"""Polling threads for a single read of less."""
 SPREAD_EACH_NBYTES, SPREAD_EACH_ROWS = 256 << 10, 128
 """Bytes or blocks that are worth one more thread of the kernel: a sleeping one takes as long to wake as 256 KiB to read."""
-SPREAD_LEAST_NBYTES, SPREAD_NBYTES = 512 << 10, 64 << 20
+SPREAD_LEAST_NBYTES, SPREAD_NBYTES = 512 << 10, 1 << 30
 """A single page-cached read of so many bytes is spread over the kernel's threads by its caller, which hands nothing over to a thread of
 ours. Of one core 1 MiB takes 170 us, and of eight, asleep, as long as 256 KiB of one."""
 ALONE_NBYTES = 1 << 20
@@ -263,11 +265,11 @@ class Gathering(NamedTuple):
 
 def gathering(chosen: Settings, machine: Machine, count: int, nbytes: int) -> Gathering:
     """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each, none for a few blocks."""
-    spread = spreading(chosen, machine, nbytes, count)
-    if spread.polled:
-        share = max(SPREAD_EACH_NBYTES, min(SLOT_NBYTES, nbytes // (2 * spread.width)))
-        rows = max(SPREAD_EACH_ROWS, min(GATHER_ROWS, count // (2 * spread.width)))
-        return Gathering(1, rows, share, spread.width)
+    polled = spreading(chosen, machine, nbytes, count)
+    if polled and (chosen.relay == "polled" or nbytes >= POLLED_NBYTES or count >= POLLED_ROWS):
+        share = max(SPREAD_EACH_NBYTES, min(SLOT_NBYTES, nbytes // (2 * polled)))
+        rows = max(SPREAD_EACH_ROWS, min(GATHER_ROWS, count // (2 * polled)))
+        return Gathering(1, rows, share, polled)
     most = GATHER_WIDTH_LARGE if nbytes >= GATHER_LARGE_NBYTES * count else GATHER_WIDTH
     width = chosen.io_threads or min(most, max(1, machine.cores))
     width = max(1, min(width, count, nbytes // GATHER_LEAST_NBYTES))
@@ -275,25 +277,22 @@ def gathering(chosen: Settings, machine: Machine, count: int, nbytes: int) -> Ga
     return Gathering(width, max(1, min(GATHER_ROWS, -(-count // width))), share)
 
 
-class Spreading(NamedTuple):
-    """How one read, or the blocks of a batch, are spread over threads of the kernel: so many (0: it is not), and whether they are
-    worth polling for it alone."""
-
-    width: int
-    polled: bool = False
-
-
-def spreading(chosen: Settings, machine: Machine, nbytes: int, count: int = 0) -> Spreading:
-    """For `nbytes` bytes, in `count` blocks if there are several: none on few cores, for few bytes, or where the settings ask for others."""
+def spreading(
+    chosen: Settings, machine: Machine, nbytes: int, count: int = 0, *, streak: bool = False
+) -> int:
+    """Polling threads of the kernel for a read of `nbytes` bytes, in `count` blocks if there are several; 0 on few cores, for few bytes,
+    or where the settings ask for other ways. `streak`: others came just before, so that more are likely to follow."""
     if not machine.kernel_reads or chosen.relay not in ("auto", "polled") or chosen.io_threads:
-        return Spreading(0)
+        return 0
     if chosen.relay == "polled":
-        return Spreading(max(2, min(MOST_POLLERS, machine.cores)), True)
+        return max(2, min(MOST_POLLERS, machine.cores))
     worth = max(nbytes // SPREAD_EACH_NBYTES, count // SPREAD_EACH_ROWS)
     if machine.cores <= FEW_CORES or worth < 2:
-        return Spreading(0)
+        return 0
     most = min(MOST_POLLERS, machine.cores - machine.cores // 4)
-    return Spreading(min(most, worth), nbytes >= POLLED_NBYTES or count >= POLLED_ROWS)
+    if not (streak or nbytes >= POLLED_NBYTES or count >= POLLED_ROWS):
+        most = min(FEW_POLLERS, most)
+    return min(most, worth)
 
 
 def threads_ahead(chosen: Settings, nbytes: int) -> int:

@@ -289,13 +289,10 @@ class Counters(Places, Observer):
                 else:
                     self._batch_reasons(w, group, device, part, ends.reasons[chosen], ends.split[chosen])
                 at = self._flow(device, backend, op)
-                buckets = _buckets(np, part)
-                sums = np.bincount(buckets, part, layout.SIZE_BUCKETS).tolist()
-                for bucket, n in enumerate(np.bincount(buckets).tolist()):
-                    if n:
-                        w[at + OPERATIONS + bucket] += n
-                        w[at + NBYTES_AT + bucket] += int(sums[bucket])
-                        w[at + TIME + bucket] += nanoseconds * n
+                for bucket, n, nbytes in _sums(np, part):
+                    w[at + OPERATIONS + bucket] += n
+                    w[at + NBYTES_AT + bucket] += nbytes
+                    w[at + TIME + bucket] += nanoseconds * n
                 w[at + LATENCY + latency_bucket(nanoseconds)] += len(part)
 
     def batch_refused(self, group: Group, refusals: tuple[Refusal, ...], count: int) -> None:
@@ -311,7 +308,7 @@ class Counters(Places, Observer):
     ) -> None:
         """Bytes of fallback by reason, refusals, and what else the reason says of them."""
         at = self._flow(device, "fallback", group.op)
-        for index, edge in sorted(set(zip(reasons.tolist(), split.tolist(), strict=True))):
+        for index, edge in kinds(reasons, split):
             mine = moved[(reasons == index) & (split == edge)]
             nbytes = int(mine.sum())
             code = fallback_code(group, index, edge)
@@ -376,6 +373,24 @@ def _buckets(np: Any, sizes: Any) -> Any:
         np.where(sizes < 4096, 0, np.log2(np.maximum(sizes, 1)).astype(np.int64) - 11),
         layout.SIZE_BUCKETS - 1,
     )
+
+
+def _sums(np: Any, sizes: Any) -> list[tuple[int, int, int]]:
+    """(bucket, count, bytes) of each that there is."""
+    if int(sizes.min()) == int(sizes.max()):
+        return [(size_bucket(int(sizes[0])), len(sizes), int(sizes[0]) * len(sizes))]
+    buckets = _buckets(np, sizes)
+    sums = np.bincount(buckets, sizes, layout.SIZE_BUCKETS).tolist()
+    counts = enumerate(np.bincount(buckets).tolist())
+    return [(bucket, n, int(sums[bucket])) for bucket, n in counts if n]
+
+
+def kinds(reasons: Any, split: Any) -> list[tuple[int, bool]]:
+    """The pairs that there are, in order; both arrays are of one length."""
+    import numpy as np
+
+    packed = np.unique(reasons.astype(np.int32) * 2 + split)
+    return [(one >> 1, bool(one & 1)) for one in packed.tolist()]
 
 
 def _by_bucket(np: Any, sizes: Any) -> Iterable[tuple[int, int]]:

@@ -139,7 +139,7 @@ def test_it_is_counted_as_the_whole_way_is(path: Path, way: dict[str, Any], quic
         by_plan = added()
         assert quick == [True, True]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kept, "find", lambda *_: None)
+            patch.setattr(kept, "find", lambda *_, **__: None)
             whole = added()
     assert by_plan == whole
 

@@ -91,8 +91,9 @@ class GatherLane:
             order = np.argsort(to, kind="stable")
             slots, how, to = slots[order], how[order], to[order]
         columns = slots, t.file_offset[slots], t.nbytes[slots], to + target.address
-        for one in [int(how[0])] if bool((how == how[0]).all()) else np.unique(how).tolist():
-            mine, at, nbytes, address = (c[how == one] for c in columns)
+        alike = bool((how == how[0]).all())
+        for one in [int(how[0])] if alike else np.unique(how).tolist():
+            mine, at, nbytes, address = columns if alike else (c[how == one] for c in columns)
             self._added.append(Part.of(group, one, mine, (at, nbytes, address)))
         self.busy += len(slots)
 

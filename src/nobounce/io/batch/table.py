@@ -170,7 +170,8 @@ class Table:
         more = room - self._room
         for name in (n for n, _ in self.COLUMNS):
             old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
+            new = np.zeros(more, old.dtype)
+            setattr(self, name, np.concatenate([old, new]) if self._room else new)
         fresh = np.arange(room - 1, self._room - 1, -1, dtype=np.int64)
         self._free = np.concatenate([fresh, self._free])
         self._room = room

@@ -32,11 +32,14 @@ def entries(fd: int, file_offsets: Array, nbytes: Array, addresses: Array, *, no
     """Reads of one descriptor as entries of a ring (`uring.words`), numbered from 0."""
     import numpy as np
 
-    made = uring.blank(len(nbytes))
-    made["opcode"], made["fd"], made["op_flags"] = uring.OP_READ, fd, NOWAIT if nowait else 0
-    made["offset"], made["nbytes"], made["address"] = file_offsets, nbytes, addresses
-    made["user_data"] = np.arange(len(nbytes))
-    return uring.words(made)
+    made = np.zeros((len(nbytes), uring.ENTRY_WORDS), np.uint64)
+    made[:, 0] = uring.OP_READ | fd << 32
+    made[:, 1], made[:, ADDRESS] = file_offsets, addresses
+    made[:, 3] = nbytes
+    if nowait:
+        made[:, 3] |= np.uint64(NOWAIT << 32)
+    made[:, NUMBER] = np.arange(len(nbytes))
+    return made
 
 
 def moved(reads: Array, address: int) -> Array:

@@ -4,7 +4,7 @@ Threads of this process hand the interpreter's lock to one another at every call
 megabyte to copy. A ring with IORING_SETUP_SQPOLL has a thread of its own that keeps looking for work for a moment after the last
 request: on 16 cores one Python thread has 16 MiB of page-cached bytes read in 0.27 ms by twelve of them, where twelve of its own
 threads take 0.44 and io_uring's workers, which are woken one after the other, 0.45 to 0.9 (benchmarks/README.md). But that moment
-keeps a core busy for some 7 ms: for a single read now and then the workers do.
+keeps a core busy for some 7 ms, so few do where a read is alone.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 IDLE_MS = 1
 """Milliseconds that such a thread looks for work before it sleeps: it keeps a core busy meanwhile."""
-DEPTH = 1024
-STREAK_SECONDS = 2e-3
-"""Reads that follow on others within this time are worth a polling thread."""
-ASYNC = 1 << 4
-"""IOSQE_ASYNC: by a worker, not by the submitting thread, which would copy page-cached bytes itself."""
+DEPTH = 2048
+"""Entries of such a ring: two windows of a batch."""
+FOLLOWS = 2
+"""A read that begins within so many times as long as the last one took follows on it: polling is not for nothing then."""
 UNKNOWN = -(1 << 40)
 """The result of a read that has not ended."""
 
@@ -48,9 +47,9 @@ class Started:
 class KernelBlocks:
     """Some of the process's rings, for one thread until it closes it."""
 
-    def __init__(self, rings: list[uring.Ring], home: list[uring.Ring], flags: int = 0) -> None:
-        """`home`: where they go then. `flags`: IOSQE_* of every read."""
-        self._rings, self._home, self._flags = rings, home, flags << 8
+    def __init__(self, rings: list[uring.Ring], home: list[uring.Ring]) -> None:
+        """`home`: where they go then."""
+        self._rings, self._home = rings, home
         self._started: dict[int, list[Started]] = {}
         self._turn = self._number = 0
 
@@ -80,8 +79,6 @@ class KernelBlocks:
             self._collect(ring, wait=1)
         base, self._number = self._number, self._number + n
         reads[:, NUMBER] = np.arange(base, base + n, dtype=np.uint64)
-        if self._flags:
-            reads[:, 0] |= np.uint64(self._flags)
         started = Started(ring, base, np.full(n, UNKNOWN, np.int64))
         self._started[id(ring)].append(started)
         ring.put(reads)
@@ -150,20 +147,19 @@ class KernelBlocks:
 
 
 class _Pool:
-    """Rings that are kept for the next reads: polling ones, and ones that io_uring's workers serve."""
+    """Polling rings that are kept for the next reads."""
 
     def __init__(self) -> None:
-        self.polling: list[uring.Ring] = []
-        self.served: list[uring.Ring] = []
+        self.free: list[uring.Ring] = []
         self.made: list[None] = []
-        """An entry for each polling ring that was made."""
+        """An entry for each ring that was made."""
         self.refused: list[OSError] = []
-        self.ended_at = -math.inf
-        """When reads by several threads of the kernel last ended: where others follow at once, it is worth to keep looking for them."""
+        self.next_until = -math.inf
+        """Until when a read follows on the last one."""
 
     def close(self) -> None:
         """In a forked child: the rings and their threads are the parent's."""
-        for ring in (*self.polling, *self.served):
+        for ring in self.free:
             ring.close()
 
 
@@ -173,11 +169,11 @@ _pool = _Pool()
 def polled(wanted: int, most: int) -> KernelBlocks | None:
     """Up to `wanted` polling rings, of at most `most` in the process; None where there is none to be had now."""
     pool, rings = _pool, list[uring.Ring]()
-    found = KernelBlocks(rings, pool.polling)
+    found = KernelBlocks(rings, pool.free)
     with contextlib.suppress(
         IndexError
     ):  # taken out and kept in one call into C, which no interrupt cuts in two
-        rings.extend(islice(iter(pool.polling.pop, None), wanted))
+        rings.extend(islice(iter(pool.free.pop, None), wanted))
     while len(rings) < wanted and len(pool.made) < most and not pool.refused:
         pool.made.append(None)
         try:
@@ -188,29 +184,14 @@ def polled(wanted: int, most: int) -> KernelBlocks | None:
     return found if found.begin() else None
 
 
-def served(workers: int) -> KernelBlocks | None:
-    """A ring that at most so many of io_uring's workers read for; None where there is none to be had."""
-    rings = list[uring.Ring]()
-    found = KernelBlocks(rings, _pool.served, ASYNC)
-    with contextlib.suppress(IndexError):
-        rings.extend(map(list.pop, (_pool.served,)))
-    if not rings:
-        with contextlib.suppress(OSError):
-            rings.extend(map(uring.Ring, (DEPTH,)))
-    if not found.begin():
-        return None
-    rings[0].limit_workers(workers)  # each thread that submits has workers of its own
-    return found
-
-
 def follows(now: float) -> bool:
-    """Whether reads by threads of the kernel ended a moment before `now`."""
-    return now - _pool.ended_at < STREAK_SECONDS
+    """Whether a read that is worth several threads of the kernel ended just before `now`."""
+    return now < _pool.next_until
 
 
-def ended(now: float) -> None:
-    """Reads by threads of the kernel have ended."""
-    _pool.ended_at = now
+def ended(began: float, now: float) -> None:
+    """Such a read has ended."""
+    _pool.next_until = now + FOLLOWS * (now - began)
 
 
 def _polling_ring(idle_ms: int) -> uring.Ring:

@@ -5,6 +5,7 @@ What is too large for one core to copy quickly, and over before a thread of ours
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 LEAST_UNIT, MOST_UNIT = 64 << 10, 256 << 10
-"""Bytes of one read: powers of two, so that slots hold whole ones. Small ones for io_uring's workers, which are woken one by one while
-they are asked for."""
+"""Bytes of one read: powers of two, so that slots hold whole ones."""
 LEAST_COPY = 256 << 10
 """Bytes of one copy, unless all of it is less; at most a slot's."""
 COPIES = 8
 """Into so many copies a read is cut, within these: the first begins early, the last one is short."""
+GROUP_SLOTS, GROUPS = 4, 6
+"""Slots that are read into together, by all threads, and how many such groups a read has at most: what it does not find room for waits
+for the copies out of the oldest."""
 
 
 class Range(NamedTuple):
@@ -50,14 +53,19 @@ class Lease:
         """Whether copies may be under way."""
 
     def take(self, nbytes: int) -> bool:
-        """Have slots for so many bytes; False where there are too few now. Raises DeviceError and OutOfMemoryError."""
+        """Have slots for so many bytes, or for all groups; False where there are too few now. Raises DeviceError and OutOfMemoryError."""
         self.stream = self.ring.copy_stream()
-        while len(self.slots) * self.ring.slot_nbytes < nbytes:
+        wanted = min(-(-nbytes // self.ring.slot_nbytes), GROUPS * GROUP_SLOTS)
+        while len(self.slots) < wanted:
             slot = self.ring.acquire(wait=not self.slots)
             if slot is None:
-                return False
+                break
             self.slots.append(slot)
-        return True
+        if wanted > len(self.slots) >= 2 * GROUP_SLOTS:  # whole groups, of which two are enough
+            wanted = len(self.slots) // GROUP_SLOTS * GROUP_SLOTS
+            while len(self.slots) > wanted:
+                self.ring.release(self.slots.pop())
+        return len(self.slots) == wanted
 
     def close(self) -> None:
         """Give everything back once nothing is under way. An interrupt comes after that: the kernel still writes into the slots."""
@@ -88,40 +96,72 @@ class Lease:
 
 
 def spread(what: Range, held: Lease, calls: CopyCalls) -> bool:
-    """Read it into the slots, which hold all of it, and copy it from there; False if a byte of it could not be read."""
-    by, ring, slots = held.by, held.ring, held.slots
-    unit = _unit(what.nbytes, by.width)
-    whole = max(LEAST_COPY, unit, min(ring.slot_nbytes, 1 << (what.nbytes // COPIES).bit_length()))
-    reads = _reads(what, unit, ring.slot_nbytes, slots)
+    """Read it into the slots and copy it from there; False if a byte of it could not be read."""
+    step = GROUP_SLOTS * held.ring.slot_nbytes
+    parts = [
+        what._replace(
+            file_offset=what.file_offset + at, address=what.address + at, nbytes=min(step, what.nbytes - at)
+        )
+        for at in range(0, what.nbytes, step)
+    ]
+    groups = [held.slots[i : i + GROUP_SLOTS] for i in range(0, len(held.slots), GROUP_SLOTS)]
+    unit = _unit(what.nbytes, held.by.width)
+    under_way: deque[_Part] = deque()
     held.in_doubt = True
-    width = min(by.width, len(reads))
-    started = [by.start(reads[k::width]) for k in range(width)]
-    last = len(reads) - 1
-    for begin in range(0, what.nbytes, whole):
-        nbytes = min(whole, what.nbytes - begin)
-        end = (begin + nbytes - 1) // unit
-        for k in range(width):
-            rows = (end - k) // width + 1
-            if rows <= 0:
-                continue
-            first = max(0, -(-(begin // unit - k) // width))
-            moved = by.wait(started[k], rows)[first:]
-            short = end == last and last % width == k
-            if len(moved) and (
-                int(moved[: len(moved) - short].min(initial=unit)) < unit
-                or (short and int(moved[-1]) < what.nbytes - last * unit)
-            ):
-                return False
-        slot, at = divmod(begin, ring.slot_nbytes)
-        calls.copy(what.address + begin, slots[slot][0] + at, nbytes, held.stream)
+    for n, part in enumerate(parts):
+        slots = groups[n % len(groups)]
+        if len(under_way) == len(groups) and not under_way.popleft().copy(held, calls):
+            return False
+        if n >= len(groups):
+            calls.sync(slots[0][1])
+        under_way.append(_Part(part, slots, unit, held))
+    while under_way:
+        if not under_way.popleft().copy(held, calls):
+            return False
     calls.finish(held.stream)
     held.in_doubt = False
     return True
 
 
+class _Part:
+    """What is read into one group of slots."""
+
+    def __init__(self, what: Range, slots: list[tuple[int, int]], unit: int, held: Lease) -> None:
+        by, self._slot_nbytes = held.by, held.ring.slot_nbytes
+        self._what, self._slots, self._unit = what, slots, unit
+        reads = _reads(what, unit, self._slot_nbytes, slots)
+        self._count, self._width = len(reads), min(by.width, len(reads))
+        self._started = [by.start(reads[k :: self._width]) for k in range(self._width)]
+
+    def copy(self, held: Lease, calls: CopyCalls) -> bool:
+        """Wait for what is read, copy by copy, and queue these; False where a byte is missing."""
+        what, unit, slot_nbytes = self._what, self._unit, self._slot_nbytes
+        whole = max(LEAST_COPY, unit, min(slot_nbytes, 1 << (what.nbytes // COPIES).bit_length()))
+        for begin in range(0, what.nbytes, whole):
+            nbytes = min(whole, what.nbytes - begin)
+            if not self._are_read(held.by, begin // unit, (begin + nbytes - 1) // unit):
+                return False
+            slot, at = divmod(begin, slot_nbytes)
+            calls.copy(what.address + begin, self._slots[slot][0] + at, nbytes, held.stream)
+        calls.record(self._slots[0][1], held.stream)
+        return True
+
+    def _are_read(self, by: KernelBlocks, first: int, last: int) -> bool:
+        """Wait for units `first` to `last`: unit n is the thread n % width's."""
+        for k in range(self._width):
+            start, stop = -(-(first - k) // self._width), (last - k) // self._width + 1
+            if stop <= start:
+                continue
+            moved = by.wait(self._started[k], stop)[start:]
+            ends = k == (self._count - 1) % self._width and last == self._count - 1
+            if ends and int(moved[-1]) < self._what.nbytes - (self._count - 1) * self._unit:
+                return False
+            if int(moved[: len(moved) - ends].min(initial=self._unit)) < self._unit:
+                return False
+        return True
+
+
 def _unit(nbytes: int, width: int) -> int:
-    if width == 1:
-        return LEAST_UNIT
     share = nbytes // (2 * width)
     return max(LEAST_UNIT, min(MOST_UNIT, 1 << max(0, share.bit_length() - 1)))
 
