@@ -80,13 +80,13 @@ def take_tensor(obj: Any) -> tuple[Buffer, tuple[int, ...], DType]:
 
 
 def _from_torch(obj: Any) -> Buffer | None:
-    if not all(
-        hasattr(obj, name) for name in ("data_ptr", "is_contiguous", "element_size", "numel", "device")
-    ):
+    try:
+        asked = obj.is_contiguous, obj.data_ptr, obj.numel, obj.element_size
+        where = obj.device
+    except AttributeError:
         return None
     try:
-        contiguous, address = obj.is_contiguous(), obj.data_ptr()
-        nbytes = obj.numel() * obj.element_size()
+        contiguous, address, count, itemsize = (ask() for ask in asked)
     except RuntimeError as error:  # sparse, meta and fake tensors have no memory of their own
         raise ArgumentError(f"the {type(obj).__name__} has no memory to read or write: {error}") from error
     if not contiguous:
@@ -97,7 +97,20 @@ def _from_torch(obj: Any) -> Buffer | None:
         raise ArgumentError(
             "the tensor is a lazy conjugate or negative: call resolve_conj() or resolve_neg() first"
         )
-    return _over(address, nbytes, as_device(obj.device), obj, read_only=False)
+    return _over(address, count * itemsize, _torch_device(where), obj, read_only=False)
+
+
+_torch_devices: dict[Any, Device] = {}
+"""By torch.device, which is immutable: to look a device up takes as long as to read 4 KiB."""
+
+
+def _torch_device(device: Any) -> Device:
+    if type(device).__module__ != "torch" or device.index is None:
+        return as_device(device)
+    known = _torch_devices.get(device)
+    if known is None or known._runtime not in registry.loaded():
+        known = _torch_devices[device] = as_device(device)
+    return known
 
 
 def _from_numpy(obj: Any) -> Buffer | None:

@@ -74,7 +74,7 @@ FEW_POLLERS = 4
 """Polling threads for a single read of less."""
 SPREAD_EACH_NBYTES, SPREAD_EACH_ROWS = 256 << 10, 128
 """Bytes or blocks that are worth one more thread of the kernel: a sleeping one takes as long to wake as 256 KiB to read."""
-SPREAD_LEAST_NBYTES, SPREAD_NBYTES = 512 << 10, 1 << 30
+SPREAD_LEAST_NBYTES, SPREAD_NBYTES = 1 << 20, 1 << 30
 """A single page-cached read of so many bytes is spread over the kernel's threads by its caller, which hands nothing over to a thread of
 ours. Of one core 1 MiB takes 170 us, and of eight, asleep, as long as 256 KiB of one."""
 ALONE_NBYTES = 1 << 20

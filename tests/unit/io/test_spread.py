@@ -77,7 +77,7 @@ def nothing_lost(device: nobounce.Device) -> bool:
 @pytest.mark.parametrize(
     ("file_offset", "nbytes", "buffer_offset"),
     [
-        (0, 512 << 10, 0),
+        (0, MIB, 0),
         (4096, MIB, 4096),
         (13, MIB + 777, 1),
         (12345, 17 * MIB + 5, 3),
@@ -102,11 +102,12 @@ def test_every_byte_lands_where_it_belongs(
     assert (np.delete(got, slice(buffer_offset, buffer_offset + nbytes)) == 0x5A).all()
 
 
+@pytest.mark.parametrize("slots", [2, 3, 7])
 def test_more_than_the_slots_hold_goes_through_them_in_turns(
-    path: Path, device: nobounce.Device, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    path: Path, device: nobounce.Device, asked: list[int], monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
-    monkeypatch.setattr(spread, "GROUP_SLOTS", 1)
-    monkeypatch.setattr(spread, "GROUPS", 2)
+    monkeypatch.setattr(spread, "MOST_SLOTS", slots)
+    monkeypatch.setattr(spread, "FEW_SLOTS", 2)
     with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
         known(f, buffer)
         assert f.read(buffer).nbytes == NBYTES
@@ -144,36 +145,36 @@ def test_a_copy_that_fails_is_an_error_and_gives_everything_back(
     with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
         known(f, buffer)
         f.read(buffer)
-        plain = spread._Part.copy
+        plain = spread._Reads.has_read
 
         def broken(self: Any, *given: Any) -> bool:
             plain(self, *given)
             raise DeviceError("copy", RuntimeStatus.InvalidValue)
 
-        monkeypatch.setattr(spread._Part, "copy", broken)
+        monkeypatch.setattr(spread._Reads, "has_read", broken)
         assert f.read(buffer).nbytes == NBYTES
         assert nothing_lost(device)
         assert (buffer.numpy() == DATA).all()
 
 
-@pytest.mark.parametrize("where", ["start", "wait"])
+@pytest.mark.parametrize("where", ["stage", "hand_over", "has_read"])
 def test_an_interrupt_leaves_nothing_behind(
     path: Path, device: nobounce.Device, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
         known(f, buffer)
         f.read(buffer)
-        plain, calls = getattr(pollers.KernelBlocks, where), []
+        plain, calls = getattr(spread._Reads, where), []
 
         def interrupted(self: Any, *given: Any) -> Any:
             found = plain(self, *given)
             calls.append(None)
-            if len(calls) == 3:
+            if len(calls) == 2:
                 raise KeyboardInterrupt
             return found
 
         with monkeypatch.context() as patch:
-            patch.setattr(pollers.KernelBlocks, where, interrupted)
+            patch.setattr(spread._Reads, where, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 f.read(buffer)
         assert nothing_lost(device)

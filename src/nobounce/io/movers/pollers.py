@@ -31,8 +31,6 @@ DEPTH = 2048
 """Entries of such a ring: two windows of a batch."""
 FOLLOWS = 2
 """A read that begins within so many times as long as the last one took follows on it: polling is not for nothing then."""
-UNKNOWN = -(1 << 40)
-"""The result of a read that has not ended."""
 
 
 class Started:
@@ -64,9 +62,9 @@ class KernelBlocks:
         return len(self._rings) + 1
 
     @property
-    def width(self) -> int:
-        """Rings, each of which reads on its own."""
-        return len(self._rings)
+    def rings(self) -> list[uring.Ring]:
+        """Each of which reads on its own."""
+        return self._rings
 
     def start(self, reads: Array) -> Started:
         """As `Blocks.start`: by the next ring in turn. At most DEPTH reads."""
@@ -79,7 +77,7 @@ class KernelBlocks:
             self._collect(ring, wait=1)
         base, self._number = self._number, self._number + n
         reads[:, NUMBER] = np.arange(base, base + n, dtype=np.uint64)
-        started = Started(ring, base, np.full(n, UNKNOWN, np.int64))
+        started = Started(ring, base, np.zeros(n, np.int64))
         self._started[id(ring)].append(started)
         ring.put(reads)
         ring.hand_over()
@@ -91,16 +89,11 @@ class KernelBlocks:
             self._collect(started.ring, wait=0)
         return not started.left
 
-    def wait(self, started: Started, rows: int) -> Array:
-        """The results of the first so many reads, once these have ended."""
-        found = started.results[:rows]
-        while started.left and (missing := int((found == UNKNOWN).sum())):
-            self._collect(started.ring, wait=missing)
-        return found
-
     def finish(self, started: Started) -> Array:
         """As `Blocks.finish`."""
-        return self.wait(started, len(started.results))
+        while started.left:
+            self._collect(started.ring, wait=started.left)
+        return started.results
 
     def _collect(self, ring: uring.Ring, *, wait: int) -> None:
         """What has ended, once `wait` reads have."""

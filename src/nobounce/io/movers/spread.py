@@ -7,29 +7,27 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
 
 from nobounce.errors import DeviceError
 from nobounce.io.movers import uring
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from nobounce.io.movers.bounce import Ring
     from nobounce.io.movers.pollers import KernelBlocks
     from nobounce.runtimes.base import CopyCalls
 
-    Array = np.ndarray[Any, Any]
-
-LEAST_UNIT, MOST_UNIT = 64 << 10, 256 << 10
-"""Bytes of one read: powers of two, so that slots hold whole ones."""
-LEAST_COPY = 256 << 10
-"""Bytes of one copy, unless all of it is less; at most a slot's."""
-COPIES = 8
-"""Into so many copies a read is cut, within these: the first begins early, the last one is short."""
-GROUP_SLOTS, GROUPS = 4, 6
-"""Slots that are read into together, by all threads, and how many such groups a read has at most: what it does not find room for waits
-for the copies out of the oldest."""
+STRETCHES = 8
+"""Into so many stretches a read is cut, if they come to a megabyte or more and at most a slot: each is read by all threads together, and
+copied while the next one is."""
+LEAST_STRETCH = 1 << 20
+PIECE = 16 << 10
+"""What one thread reads of a stretch is a multiple of this."""
+MOST_SLOTS, FEW_SLOTS = 24, 8
+"""Slots that a read has at most, and that are enough for a long one: what finds no room waits for the copies out of the oldest."""
+SPIN = 50e-6
+"""Seconds that the thread looks for the end of a read before it sleeps: to be woken takes as long."""
 
 
 class Range(NamedTuple):
@@ -53,19 +51,15 @@ class Lease:
         """Whether copies may be under way."""
 
     def take(self, nbytes: int) -> bool:
-        """Have slots for so many bytes, or for all groups; False where there are too few now. Raises DeviceError and OutOfMemoryError."""
+        """Have slots for so many bytes, or enough of them; False where there are too few now. Raises DeviceError and OutOfMemoryError."""
         self.stream = self.ring.copy_stream()
-        wanted = min(-(-nbytes // self.ring.slot_nbytes), GROUPS * GROUP_SLOTS)
+        wanted = min(-(-nbytes // self.ring.slot_nbytes), MOST_SLOTS)
         while len(self.slots) < wanted:
             slot = self.ring.acquire(wait=not self.slots)
             if slot is None:
                 break
             self.slots.append(slot)
-        if wanted > len(self.slots) >= 2 * GROUP_SLOTS:  # whole groups, of which two are enough
-            wanted = len(self.slots) // GROUP_SLOTS * GROUP_SLOTS
-            while len(self.slots) > wanted:
-                self.ring.release(self.slots.pop())
-        return len(self.slots) == wanted
+        return len(self.slots) >= min(wanted, FEW_SLOTS)
 
     def close(self) -> None:
         """Give everything back once nothing is under way. An interrupt comes after that: the kernel still writes into the slots."""
@@ -97,86 +91,91 @@ class Lease:
 
 def spread(what: Range, held: Lease, calls: CopyCalls) -> bool:
     """Read it into the slots and copy it from there; False if a byte of it could not be read."""
-    step = GROUP_SLOTS * held.ring.slot_nbytes
-    parts = [
-        what._replace(
-            file_offset=what.file_offset + at, address=what.address + at, nbytes=min(step, what.nbytes - at)
-        )
-        for at in range(0, what.nbytes, step)
-    ]
-    groups = [held.slots[i : i + GROUP_SLOTS] for i in range(0, len(held.slots), GROUP_SLOTS)]
-    unit = _unit(what.nbytes, held.by.width)
-    under_way: deque[_Part] = deque()
+    slot_nbytes, slots, stream = held.ring.slot_nbytes, held.slots, held.stream
+    whole = max(LEAST_STRETCH, 1 << (what.nbytes // STRETCHES).bit_length() - 1) if what.nbytes else 1
+    whole = min(whole, slot_nbytes)
+    each = slot_nbytes // whole
+    count, room = -(-what.nbytes // whole), len(slots) * each
+    places = [address + at * whole for address, _ in slots for at in range(each)]
+    threads = [_Reads(ring, what) for ring in held.by.rings]
+    step = -(-whole // len(threads) // PIECE) * PIECE
     held.in_doubt = True
-    for n, part in enumerate(parts):
-        slots = groups[n % len(groups)]
-        if len(under_way) == len(groups) and not under_way.popleft().copy(held, calls):
-            return False
-        if n >= len(groups):
-            calls.sync(slots[0][1])
-        under_way.append(_Part(part, slots, unit, held))
-    while under_way:
-        if not under_way.popleft().copy(held, calls):
-            return False
-    calls.finish(held.stream)
+    begun = 0
+
+    def begin(until: int) -> None:
+        nonlocal begun
+        for n in range(begun, until):
+            first, nbytes = n * whole, min(whole, what.nbytes - n * whole)
+            for thread, at in zip(threads, range(0, nbytes, step), strict=False):
+                thread.stage(n, first + at, places[n % room] + at, min(step, nbytes - at))
+        for thread in threads:
+            thread.hand_over()
+        begun = until
+
+    begin(min(count, room))
+    for n in range(count):
+        for thread in threads:
+            if not thread.has_read(n):
+                return False
+        nbytes = min(whole, what.nbytes - n * whole)
+        calls.copy(what.address + n * whole, places[n % room], nbytes, stream)
+        if begun < count and (n + 1) % each == 0:
+            # What this slot held is on its way; the one behind it is the oldest.
+            calls.record(slots[n // each % len(slots)][1], stream)
+            if n // each + 1 >= len(slots) // 2:
+                oldest = n // each + 1 - len(slots) // 2
+                calls.sync(slots[oldest % len(slots)][1])
+                begin(min(count, (oldest + 1) * each + room))
+    calls.finish(stream)
     held.in_doubt = False
     return True
 
 
-class _Part:
-    """What is read into one group of slots."""
+class _Reads:
+    """What one of the kernel's threads reads."""
 
-    def __init__(self, what: Range, slots: list[tuple[int, int]], unit: int, held: Lease) -> None:
-        by, self._slot_nbytes = held.by, held.ring.slot_nbytes
-        self._what, self._slots, self._unit = what, slots, unit
-        reads = _reads(what, unit, self._slot_nbytes, slots)
-        self._count, self._width = len(reads), min(by.width, len(reads))
-        self._started = [by.start(reads[k :: self._width]) for k in range(self._width)]
+    __slots__ = ("_fd", "_file_offset", "_flags", "_read", "_ring", "_staged", "_wanted")
 
-    def copy(self, held: Lease, calls: CopyCalls) -> bool:
-        """Wait for what is read, copy by copy, and queue these; False where a byte is missing."""
-        what, unit, slot_nbytes = self._what, self._unit, self._slot_nbytes
-        whole = max(LEAST_COPY, unit, min(slot_nbytes, 1 << (what.nbytes // COPIES).bit_length()))
-        for begin in range(0, what.nbytes, whole):
-            nbytes = min(whole, what.nbytes - begin)
-            if not self._are_read(held.by, begin // unit, (begin + nbytes - 1) // unit):
-                return False
-            slot, at = divmod(begin, slot_nbytes)
-            calls.copy(what.address + begin, self._slots[slot][0] + at, nbytes, held.stream)
-        calls.record(self._slots[0][1], held.stream)
-        return True
+    def __init__(self, ring: uring.Ring, what: Range) -> None:
+        self._ring, self._fd, self._flags, self._file_offset = (
+            ring,
+            what.fd << 32,
+            what.flags << 32,
+            what.file_offset,
+        )
+        self._staged = 0
+        self._wanted: deque[tuple[int, int]] = deque()
+        """(stretch, bytes) of the reads under way, in order: what the page cache holds is read in the order of asking."""
 
-    def _are_read(self, by: KernelBlocks, first: int, last: int) -> bool:
-        """Wait for units `first` to `last`: unit n is the thread n % width's."""
-        for k in range(self._width):
-            start, stop = -(-(first - k) // self._width), (last - k) // self._width + 1
-            if stop <= start:
-                continue
-            moved = by.wait(self._started[k], stop)[start:]
-            ends = k == (self._count - 1) % self._width and last == self._count - 1
-            if ends and int(moved[-1]) < self._what.nbytes - (self._count - 1) * self._unit:
-                return False
-            if int(moved[: len(moved) - ends].min(initial=self._unit)) < self._unit:
-                return False
-        return True
+    def stage(self, stretch: int, at: int, address: int, nbytes: int) -> None:
+        self._ring.stage(
+            self._staged,
+            uring.OP_READ | self._fd,
+            self._file_offset + at,
+            address,
+            nbytes | self._flags,
+            stretch,
+        )
+        self._staged += 1
+        self._wanted.append((stretch, nbytes))
 
+    def hand_over(self) -> None:
+        if self._staged:
+            self._ring.commit(self._staged)
+            self._ring.hand_over()
+            self._staged = 0
 
-def _unit(nbytes: int, width: int) -> int:
-    share = nbytes // (2 * width)
-    return max(LEAST_UNIT, min(MOST_UNIT, 1 << max(0, share.bit_length() - 1)))
-
-
-def _reads(what: Range, unit: int, slot_nbytes: int, slots: list[tuple[int, int]]) -> Array:
-    """Entries of a ring, in the order of the file."""
-    import numpy as np
-
-    count = -(-what.nbytes // unit)
-    made = np.zeros((count, uring.ENTRY_WORDS), np.uint64)
-    at = np.arange(count, dtype=np.int64) * unit
-    bases = np.array([address for address, _ in slots], np.int64)
-    made[:, 0] = uring.OP_READ | what.fd << 32
-    made[:, 1] = at + what.file_offset
-    made[:, 2] = bases[at // slot_nbytes] + at % slot_nbytes
-    made[:, 3] = unit | what.flags << 32
-    made[-1, 3] = what.nbytes - (count - 1) * unit | what.flags << 32
-    return made
+    def has_read(self, stretch: int) -> bool:
+        """Wait for this thread's part of a stretch, if it has one; False where it is not what was asked for."""
+        if not self._wanted or self._wanted[0][0] != stretch:
+            return True
+        ring = self._ring
+        found = ring.take_one()
+        if found is None:
+            until = monotonic() + SPIN
+            while found is None and monotonic() < until:
+                found = ring.take_one()
+            while found is None:
+                ring.enter(1)
+                found = ring.take_one()
+        return found == self._wanted.popleft()

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ MAX_DEPTH = 4096
 ENTRY_WORDS = 8
 """64-bit words of an entry of the submission ring."""
 
+_ENTRY, _COMPLETION = struct.Struct("=5Q24x"), struct.Struct("=Qi4x")
 _libc = ctypes.CDLL(None, use_errno=True)
 _LONG, _SIZE = ctypes.c_long, ctypes.c_size_t
 _libc.syscall.argtypes = [_LONG, _LONG, _LONG, _LONG, _LONG, _SIZE, _LONG]
@@ -190,6 +192,8 @@ class Ring:
         self._cq_head, self._cq_tail = word(ring + cq[0]), word(ring + cq[1])
         self._sqes = _array(sqes, 64 * entries).view("u8").reshape(entries, ENTRY_WORDS)
         self._cqes = _array(ring + cq[5], 16 * completions).view("u8").reshape(completions, 2)
+        self._sq_memory = memoryview(self._sqes).cast("B")  # type: ignore[arg-type]
+        self._cq_memory = memoryview(self._cqes).cast("B")  # type: ignore[arg-type]
         self._end = _cqe_dtype()
         _array(ring + sq[6], 4 * entries).view("u4")[:] = np.arange(entries, dtype=np.uint32)
 
@@ -227,6 +231,27 @@ class Ring:
         if self._polled:
             self._fence()
         self._sq_tail.value = (tail + n) & 0xFFFFFFFF
+
+    def stage(self, at: int, head: int, file_offset: int, address: int, sizes: int, number: int) -> None:
+        """Write the entry of `ENTRY_WORDS` words that is `at` behind the last one, without an array; `commit` puts it in."""
+        where = (self._sq_tail.value + at & self._sq_mask) * 8 * ENTRY_WORDS
+        _ENTRY.pack_into(self._sq_memory, where, head, file_offset, address, sizes, number)
+
+    def commit(self, count: int) -> None:
+        """Put the entries that were staged in, at most `room` of them. `hand_over` hands them over."""
+        if self._polled:
+            self._fence()
+        self._sq_tail.value = (self._sq_tail.value + count) & 0xFFFFFFFF
+
+    def take_one(self) -> tuple[int, int] | None:
+        """The oldest completion that lies ready, as (user_data, result)."""
+        head = self._cq_head.value
+        if head == self._cq_tail.value:
+            return None
+        with self._barrier:
+            found: tuple[int, int] = _COMPLETION.unpack_from(self._cq_memory, 16 * (head & self._cq_mask))
+        self._cq_head.value = (head + 1) & 0xFFFFFFFF
+        return found
 
     def hand_over(self) -> None:
         """Have the kernel begin with what was put in."""
@@ -294,6 +319,7 @@ class Ring:
         """Give the rings back; nothing may be in flight. In a forked child only its own mappings and descriptor go."""
         fd, self._fd = self._fd, -1
         self._sqes = self._cqes = self._sq_head = self._sq_tail = self._cq_head = self._cq_tail = None  # type: ignore[assignment]
+        self._sq_memory = self._cq_memory = memoryview(b"")
         for address, nbytes in self._maps:
             _libc.munmap(address, nbytes)
         self._maps.clear()
