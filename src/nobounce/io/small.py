@@ -21,7 +21,7 @@ from nobounce.io import hooks
 from nobounce.io.engine import machine_for
 from nobounce.io.kept import Plan, Way, is_held, suits
 from nobounce.io.movers.pollers import KernelBlocks, ended, follows, polled
-from nobounce.io.movers.spread import Lease, Range, spread
+from nobounce.io.movers.spread import Lease, Range, cutting, spread
 from nobounce.io.receipt import Evidence, Receipt, Segment
 from nobounce.io.strategy import MOST_POLLERS, SPREAD_LEAST_NBYTES, spreading
 from nobounce.io.target import Chunk, Target
@@ -166,10 +166,11 @@ def _spread(plan: Plan, held: Lease, address: int, where: tuple[int, int, int]) 
     t, way = plan.target, plan.ways[0]
     nbytes, file_offset, _ = where
     try:
-        if way.grain > 1 or not is_held(way.fd, file_offset, nbytes) or not held.take(nbytes):
+        cut = cutting(nbytes, len(held.by.rings), held.ring.slot_nbytes)
+        if way.grain > 1 or not is_held(way.fd, file_offset, nbytes) or not held.take(cut):
             return False
         with t.runtime.copy_calls(t.device) as calls:
-            return spread(Range(way.fd, way.flags, file_offset, nbytes, address), held, calls)
+            return spread(Range(way.fd, way.flags, file_offset, nbytes, address), cut, held, calls)
     finally:
         held.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from itertools import cycle, islice
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,12 +19,10 @@ if TYPE_CHECKING:
     from nobounce.io.movers.pollers import KernelBlocks
     from nobounce.runtimes.base import CopyCalls
 
-STRETCHES = 8
-"""Into so many stretches a read is cut, if they come to a megabyte or more and at most a slot: each is read by all threads together, and
-copied while the next one is."""
-LEAST_STRETCH = 1 << 20
-PIECE = 16 << 10
-"""What one thread reads of a stretch is a multiple of this."""
+STRETCHES, LEAST_STRETCH = 8, 1 << 20
+"""Into so many stretches a read is cut, if each comes to a megabyte, and at most a slot: one is copied while the next are read."""
+LEAST_PIECE, MOST_PIECE, GRAIN = 256 << 10, 512 << 10, 16 << 10
+"""Bytes that one thread reads at a time, multiples of GRAIN. To ask for one, and to learn of its end, costs the caller some 4 us."""
 MOST_SLOTS, FEW_SLOTS = 24, 8
 """Slots that a read has at most, and that are enough for a long one: what finds no room waits for the copies out of the oldest."""
 SPIN = 50e-6
@@ -40,6 +39,24 @@ class Range(NamedTuple):
     address: int
 
 
+class Cut(NamedTuple):
+    """A read in so many `stretches` of `whole` bytes, `each` of them to a slot, in pieces of `piece` bytes."""
+
+    piece: int
+    whole: int
+    each: int
+    stretches: int
+
+
+def cutting(nbytes: int, threads: int, slot_nbytes: int) -> Cut:
+    """So that all threads get about as much, in few pieces, and the first copy begins early."""
+    share = -(-nbytes // threads // GRAIN) * GRAIN
+    piece = min(max(share, LEAST_PIECE), MOST_PIECE)
+    wanted = min(max(nbytes // STRETCHES, LEAST_STRETCH), slot_nbytes)
+    whole = piece * max(1, min(round(wanted / piece), slot_nbytes // piece))
+    return Cut(piece, whole, slot_nbytes // whole, -(-nbytes // whole))
+
+
 class Lease:
     """What a spread read holds: the kernel's threads, slots of the bounce ring and a copy stream."""
 
@@ -50,10 +67,10 @@ class Lease:
         self.in_doubt = False
         """Whether copies may be under way."""
 
-    def take(self, nbytes: int) -> bool:
-        """Have slots for so many bytes, or enough of them; False where there are too few now. Raises DeviceError and OutOfMemoryError."""
+    def take(self, cut: Cut) -> bool:
+        """Have slots for all of it, or enough of them; False where there are too few now. Raises DeviceError and OutOfMemoryError."""
         self.stream = self.ring.copy_stream()
-        wanted = min(-(-nbytes // self.ring.slot_nbytes), MOST_SLOTS)
+        wanted = min(-(-cut.stretches // cut.each), MOST_SLOTS)
         while len(self.slots) < wanted:
             slot = self.ring.acquire(wait=not self.slots)
             if slot is None:
@@ -89,43 +106,44 @@ class Lease:
             self.ring.return_stream(stream)
 
 
-def spread(what: Range, held: Lease, calls: CopyCalls) -> bool:
+def spread(what: Range, cut: Cut, held: Lease, calls: CopyCalls) -> bool:
     """Read it into the slots and copy it from there; False if a byte of it could not be read."""
-    slot_nbytes, slots, stream = held.ring.slot_nbytes, held.slots, held.stream
-    whole = max(LEAST_STRETCH, 1 << (what.nbytes // STRETCHES).bit_length() - 1) if what.nbytes else 1
-    whole = min(whole, slot_nbytes)
-    each = slot_nbytes // whole
-    count, room = -(-what.nbytes // whole), len(slots) * each
+    slots, stream = held.slots, held.stream
+    piece, whole, each, count = cut
+    room = len(slots) * each
     places = [address + at * whole for address, _ in slots for at in range(each)]
-    threads = [_Reads(ring, what) for ring in held.by.rings]
-    step = -(-whole // len(threads) // PIECE) * PIECE
+    threads = cycle([_Reads(ring, what) for ring in held.by.rings])
     held.in_doubt = True
-    begun = 0
+    readers: list[list[_Reads]] = []
+    """Of each stretch, in the order of its pieces."""
 
     def begin(until: int) -> None:
-        nonlocal begun
-        for n in range(begun, until):
+        asked: set[_Reads] = set()
+        for n in range(len(readers), min(count, until)):
             first, nbytes = n * whole, min(whole, what.nbytes - n * whole)
-            for thread, at in zip(threads, range(0, nbytes, step), strict=False):
-                thread.stage(n, first + at, places[n % room] + at, min(step, nbytes - at))
-        for thread in threads:
+            mine = list(islice(threads, -(-nbytes // piece)))
+            for k, thread in enumerate(mine):
+                at = k * piece
+                thread.stage(n, first + at, places[n % room] + at, min(piece, nbytes - at))
+            readers.append(mine)
+            asked.update(mine)
+        for thread in asked:
             thread.hand_over()
-        begun = until
 
-    begin(min(count, room))
+    begin(room)
+    lag = len(slots) // 2
     for n in range(count):
-        for thread in threads:
+        for thread in readers[n]:
             if not thread.has_read(n):
                 return False
         nbytes = min(whole, what.nbytes - n * whole)
         calls.copy(what.address + n * whole, places[n % room], nbytes, stream)
-        if begun < count and (n + 1) % each == 0:
-            # What this slot held is on its way; the one behind it is the oldest.
-            calls.record(slots[n // each % len(slots)][1], stream)
-            if n // each + 1 >= len(slots) // 2:
-                oldest = n // each + 1 - len(slots) // 2
-                calls.sync(slots[oldest % len(slots)][1])
-                begin(min(count, (oldest + 1) * each + room))
+        slot, last = divmod(n + 1, each)
+        if len(readers) < count and not last:  # all that the slot before this one held is on its way
+            calls.record(slots[(slot - 1) % len(slots)][1], stream)
+            if slot >= lag:
+                calls.sync(slots[(slot - lag) % len(slots)][1])
+                begin((slot - lag + 1) * each + room)
     calls.finish(stream)
     held.in_doubt = False
     return True
@@ -134,7 +152,7 @@ def spread(what: Range, held: Lease, calls: CopyCalls) -> bool:
 class _Reads:
     """What one of the kernel's threads reads."""
 
-    __slots__ = ("_fd", "_file_offset", "_flags", "_read", "_ring", "_staged", "_wanted")
+    __slots__ = ("_fd", "_file_offset", "_flags", "_ring", "_staged", "_wanted")
 
     def __init__(self, ring: uring.Ring, what: Range) -> None:
         self._ring, self._fd, self._flags, self._file_offset = (
@@ -166,9 +184,7 @@ class _Reads:
             self._staged = 0
 
     def has_read(self, stretch: int) -> bool:
-        """Wait for this thread's part of a stretch, if it has one; False where it is not what was asked for."""
-        if not self._wanted or self._wanted[0][0] != stretch:
-            return True
+        """Wait for the next read, which is of this stretch; False where it is not what was asked for."""
         ring = self._ring
         found = ring.take_one()
         if found is None:
