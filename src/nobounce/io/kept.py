@@ -1,4 +1,4 @@
-"""The ways of small reads that are kept with their file: the first read is judged in full, the next ones like it take its plan.
+"""The ways of small requests that are kept with their file: the first one is judged in full, the next ones like it take its plan.
 
 What does not depend on where in the file a read begins is kept: what is tried first, and what the rest goes by, for a reason of the
 file's, the device's or the caller's.
@@ -20,7 +20,7 @@ from nobounce.io.strategy import CACHED_CODES, Strategy, spreading
 from nobounce.io.target import Target
 from nobounce.route.judge import CACHED, DIRECT, cold_reason, only_direct
 from nobounce.route.scores import alignments, hard_refusals
-from nobounce.route.types import BackendName, MemoryKind, Reason, Refusal, Request
+from nobounce.route.types import BackendName, MemoryKind, Op, Reason, Refusal, Request
 from nobounce.runtimes import faults
 from nobounce.runtimes.rawio import RWF_NOWAIT
 
@@ -42,7 +42,7 @@ ALONE = Strategy(1, MOST_HELD_NBYTES, MOST_HELD_NBYTES)
 
 
 class Way(NamedTuple):
-    """One try of a read: it moves every byte, or the next way is tried."""
+    """One try: it moves every byte, or the next way is tried."""
 
     fd: int
     flags: int
@@ -59,7 +59,7 @@ class Way(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What two small reads with the same key have in common."""
+    """What two small requests with the same key have in common."""
 
     settings: Settings
     target: Target
@@ -88,13 +88,14 @@ def find(
     where: tuple[int, int, int],
     *,
     most: int = MOST_HELD_NBYTES,
+    op: Op = "read",
 ) -> Plan | None:
-    """The plan for a read of (nbytes, file_offset, buffer_offset), or None: then the whole way decides, and names what is wrong."""
+    """The plan for (nbytes, file_offset, buffer_offset), or None: then the whole way decides, and names what is wrong."""
     nbytes, file_offset, buffer_offset = where
     if not 0 < nbytes <= most or faults.ACTIVE:
         return None
     allocation = view.allocation
-    plan = file._plans.get((allocation.device.name, allocation.kind, require, cache))
+    plan = file._plans.get((op, allocation.device.name, allocation.kind, require, cache))
     if (
         plan is None
         or plan.settings is not settings()
@@ -111,9 +112,11 @@ def find(
     ):
         return None
     if nbytes > MOST_NBYTES:
-        if plan.ways[0].reason.code not in CACHED_CODES:
+        if plan.ways[0].backend == "fastpath" or (
+            op == "read" and plan.ways[0].reason.code not in CACHED_CODES
+        ):
             return None
-        if nbytes > MOST_HELD_NBYTES and not is_spread(plan, nbytes):
+        if nbytes > MOST_HELD_NBYTES and (op == "write" or not is_spread(plan, nbytes)):
             return None
         plan = plan._replace(ways=plan.ways[:1])
     if len(plan.ways) == 1 and plan.target.ring is None:
@@ -149,7 +152,7 @@ def first(file: File, view: Buffer, require: str, cache: str, where: tuple[int, 
     hooks.start()  # it may be the first transfer of the process
     target = plain_target(file, view, None)
     ways = (Way(fd, RWF_NOWAIT, "fallback", CACHED, if_held=True),)
-    key = allocation.device.name, allocation.kind, require, cache
+    key = "read", allocation.device.name, allocation.kind, require, cache
     file._plans[key] = Plan(now, target, ways, (), _process)
     return find(file, view, require, cache, where)
 
@@ -179,21 +182,21 @@ def plain_target(file: File, view: Buffer, ring: Ring | None) -> Target:
 
 
 def keep(file: File, request: Request, job: Job) -> None:
-    """Keep the ways of a read that was judged in full, for those after it, whatever their offsets."""
+    """Keep the ways of a request that was judged in full, for those after it, whatever their offsets."""
     target = job.target
-    key = (request.memory.device, request.memory.kind, request.require, request.cache)
+    key = (request.op, request.memory.device, request.memory.kind, request.require, request.cache)
     file._plans.pop(key, None)  # one that knew nothing of the file
     if (
-        request.op != "read"
-        or target.runtime.scheduler is not THREADS
+        target.runtime.scheduler is not THREADS
         or request.earlier_failure is not None
         or len(file._plans) >= MOST_PLANS
     ):
         return
     hard = tuple(hard_refusals(request))
-    cold = _cold_way(file, request, target, cold_reason(request, hard))
+    reason = cold_reason(request, hard)
+    cold = (_cold_way if request.op == "read" else _write_way)(file, request, target, reason)
     ways = () if cold is None else (cold,)
-    if request.cache == request.require == "auto" and not only_direct(request):
+    if request.op == "read" and request.cache == request.require == "auto" and not only_direct(request):
         if not _is_counted(target.buffered_fd):
             return
         ways = (Way(target.buffered_fd, RWF_NOWAIT, "fallback", CACHED, if_held=True), *ways)
@@ -239,6 +242,20 @@ def _cold_way(file: File, request: Request, t: Target, reason: Reason) -> Way | 
         return None
     memory, offset = alignments(request)
     return Way(file._descriptor("direct"), 0, "fastpath", DIRECT, offset, memory)
+
+
+def _write_way(file: File, request: Request, t: Target, reason: Reason) -> Way | None:
+    """The way of an aligned write; None where there is more to do than to write."""
+    if reason is DIRECT:
+        direct = t.runtime.direct_io()
+        if direct is None or not direct.plain:
+            return None
+        memory, offset = alignments(request)
+        return Way(file._descriptor("direct"), 0, "fastpath", DIRECT, max(offset, PAGE), memory)
+    if t.ring is not None and t.relay_fd >= 0:
+        return Way(t.relay_fd, 0, "fallback", reason, max(t.relay_align, PAGE))
+    # With "avoid", pages would have to be dropped behind it.
+    return None if t.drop_cache else Way(t.buffered_fd, 0, "fallback", reason)
 
 
 def is_aligned(way: Way, address: int, nbytes: int, file_offset: int) -> bool:

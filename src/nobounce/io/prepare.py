@@ -74,18 +74,12 @@ def transfer(
         view.wait()
         if view.allocation.arriving:
             in_order(file, op, view, where)
-        if op == "read" and progress is None:
+        if progress is None:
             nbytes, file_offset, buffer_offset = where
             exact = view.nbytes - buffer_offset if nbytes is None else nbytes, file_offset, buffer_offset
-            plan = kept.find(file, view, require, cache, exact, most=SPREAD_NBYTES) or kept.first(
-                file, view, require, cache, exact
-            )
-            if plan is not None and not hooks.watchers:
-                receipt = small.read_now(view, plan, exact)
-                if receipt is not None:
-                    return receipt
-            elif plan is not None and exact[0] <= kept.MOST_HELD_NBYTES:
-                return _small(file, view, plan, exact, require, cache)
+            receipt = _by_plan(file, op, view, exact, require, cache, fsync)
+            if receipt is not None:
+                return receipt
         request = make_request(file, op, memory_of(view), view.device, where, require, cache, held)
         pool = engine_for(view.device._runtime)
         try:
@@ -108,6 +102,28 @@ def transfer(
     if job.receipt is None:
         raise InternalError(f"the transfer of {file.name!r} ended without a receipt")
     return job.receipt
+
+
+def _by_plan(
+    file: File,
+    op: Op,
+    view: Buffer,
+    where: tuple[int, int, int],
+    require: Require,
+    cache: Cache,
+    fsync: bool,
+) -> Receipt | None:
+    """The receipt of a request that goes as one like it did before; None where the whole way has to decide."""
+    if op == "write":
+        plan = kept.find(file, view, require, cache, where, op=op)
+        return None if plan is None or hooks.watchers else small.write_now(view, plan, where, fsync=fsync)
+    plan = kept.find(file, view, require, cache, where, most=SPREAD_NBYTES)
+    plan = plan or kept.first(file, view, require, cache, where)
+    if plan is None:
+        return None
+    if not hooks.watchers:
+        return small.read_now(view, plan, where)
+    return _small(file, view, plan, where, require, cache) if where[0] <= kept.MOST_HELD_NBYTES else None
 
 
 def in_order(file: File, op: Op, view: Buffer, where: Where) -> None:

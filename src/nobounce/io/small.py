@@ -8,6 +8,7 @@ out of the ordinary (a short read, an error, an unaligned edge) is left to the w
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.clock import THREADS
-from nobounce.errors import DeviceError, InternalError, NobounceError
+from nobounce.errors import DeviceError, InternalError, NobounceError, OutOfMemoryError, TransferError
 from nobounce.facts.filtered import REFUSED
 from nobounce.io import hooks
 from nobounce.io.engine import machine_for
@@ -26,7 +27,7 @@ from nobounce.io.receipt import Evidence, Receipt, Segment
 from nobounce.io.strategy import MOST_POLLERS, SPREAD_LEAST_NBYTES, spreading
 from nobounce.io.target import Chunk, Target
 from nobounce.route.types import Refusal
-from nobounce.runtimes.rawio import RWF_NOWAIT, try_read
+from nobounce.runtimes.rawio import RWF_NOWAIT, try_read, write_plain
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -55,7 +56,7 @@ class Ended(NamedTuple):
 def read_now(view: Buffer, plan: Plan, where: tuple[int, int, int]) -> Receipt | None:
     """Read on the calling thread, with nobody watching; None where no way moves every byte, so that the whole way has to."""
     t = plan.target
-    nbytes, file_offset, buffer_offset = where
+    nbytes, _, buffer_offset = where
     address = view._address + buffer_offset
     began = monotonic()
     try:
@@ -64,19 +65,72 @@ def read_now(view: Buffer, plan: Plan, where: tuple[int, int, int]) -> Receipt |
         return None
     if way is None:
         return None
-    direct = way.backend == "fastpath"
-    segment = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason, t.ring is not None)
-    evidence: Evidence = "reported" if direct else "none"
-    ended_at = monotonic()
+    receipt = _receipt(t, way, where, began)
     if nbytes >= SPREAD_LEAST_NBYTES:
-        ended(began, ended_at)
-    receipt = Receipt(
-        "read", t.filename, t.device_name, nbytes, nbytes, (segment,), (), evidence, began, began, ended_at
-    )
-    if hooks.observers:
-        told = Ended(t, receipt, nbytes, () if direct else plan.refusals, None, None, nbytes if direct else 0)
-        hooks.ended(told)  # type: ignore[arg-type]
+        ended(began, receipt.ended_at)
+    _tell(plan, receipt, way)
     return receipt
+
+
+def write_now(view: Buffer, plan: Plan, where: tuple[int, int, int], *, fsync: bool) -> Receipt | None:
+    """Write on the calling thread, with nobody watching; None where not every byte was written, so that the whole way has to, from the
+    beginning. Raises TransferError where the data cannot be put on the disk: asked once more, the kernel would not say so again."""
+    t, way = plan.target, plan.ways[0]
+    nbytes, file_offset, buffer_offset = where
+    address = view._address + buffer_offset
+    began = monotonic()
+    if (file_offset | nbytes) % way.grain or (t.ring is None and address % way.memory_grain):
+        return None
+    try:
+        if t.ring is None:
+            written = write_plain(way.fd, address, nbytes, file_offset)
+        else:
+            written = _write_relayed(plan, t.ring, address, where)
+    except (OSError, NobounceError):
+        return None
+    if written != nbytes:
+        return None
+    error: TransferError | None = None
+    if fsync:
+        try:
+            os.fdatasync(t.buffered_fd)
+        except OSError as e:
+            error = t.error(e.errno or errno.EIO, file_offset, nbytes, "fallback", call="fdatasync")
+            error.__cause__ = e
+    receipt = _receipt(t, way, where, began, synced=fsync and error is None)
+    if error is not None:
+        error.receipt = receipt
+    _tell(plan, receipt, way, error)
+    if error is not None:
+        raise error
+    return receipt
+
+
+def _write_relayed(plan: Plan, ring: Ring, address: int, where: tuple[int, int, int]) -> int:
+    """From memory of a device; returns the bytes written. Raises OSError and NobounceError."""
+    t, way = plan.target, plan.ways[0]
+    nbytes, file_offset, _ = where
+    with _borrowed(ring) as (stream, slot), t.runtime.copy_calls(t.device) as calls:
+        _copy(t, calls, slot[0], address, nbytes, stream)
+        return write_plain(way.fd, slot[0], nbytes, file_offset)
+
+
+def _receipt(
+    t: Target, way: Way, where: tuple[int, int, int], began: float, *, synced: bool = False
+) -> Receipt:
+    nbytes, file_offset, buffer_offset = where
+    segment = Segment(way.backend, file_offset, buffer_offset, nbytes, way.reason, t.ring is not None)
+    evidence: Evidence = "reported" if way.backend == "fastpath" else "none"
+    known = t.op, t.filename, t.device_name, nbytes, nbytes, (segment,), (), evidence
+    return Receipt(*known, began, began, monotonic(), synced)
+
+
+def _tell(plan: Plan, receipt: Receipt, way: Way, error: TransferError | None = None) -> None:
+    if hooks.observers:
+        direct = way.backend == "fastpath"
+        refusals, nbytes = () if direct else plan.refusals, receipt.nbytes
+        told = Ended(plan.target, receipt, nbytes, refusals, None, error, nbytes if direct else 0)
+        hooks.ended(told)  # type: ignore[arg-type]
 
 
 def _straight(plan: Plan, address: int, where: tuple[int, int, int]) -> Way | None:
@@ -101,25 +155,42 @@ def _relayed(plan: Plan, ring: Ring, address: int, where: tuple[int, int, int]) 
             return plan.ways[0] if _spread(plan, Lease(by, ring), address, where) else None
         if nbytes > ring.slot_nbytes:
             return None
-    mine = ring.borrow()
-    stream = mine[0] if mine is not None else ring.copy_stream()
-    slot = None
-    try:
-        slot = mine[1] if mine is not None else ring.acquire(wait=True)
-        if slot is None:
-            return None
-        with t.runtime.copy_calls(t.device) as calls:
-            for way in plan.ways:
-                lead = _fill(way, ring, slot[0], where, 0)
-                if lead is not None:
-                    _bring(t, calls, address, slot[0] + lead, nbytes, stream)
-                    return way
-        return None
-    finally:
-        if slot is not None:
-            ring.give_back(stream, slot)
-        else:
-            ring.return_stream(stream)
+    with _borrowed(ring) as (stream, slot), t.runtime.copy_calls(t.device) as calls:
+        for way in plan.ways:
+            lead = _fill(way, ring, slot[0], where, 0)
+            if lead is not None:
+                _copy(t, calls, address, slot[0] + lead, nbytes, stream)
+                return way
+    return None
+
+
+class _borrowed:  # noqa: N801 - read as a participle
+    """A copy stream and a slot of a bounce ring, for a moment."""
+
+    __slots__ = ("_held", "_ring")
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def __enter__(self) -> tuple[int, tuple[int, int]]:
+        """Raises OutOfMemoryError and DeviceError, and holds nothing then."""
+        ring = self._ring
+        held = ring.borrow()
+        if held is None:
+            stream, slot = ring.copy_stream(), None
+            try:
+                slot = ring.acquire(wait=True)
+            finally:
+                if slot is None:
+                    ring.return_stream(stream)
+            if slot is None:
+                raise OutOfMemoryError("no slot of the bounce ring")
+            held = stream, slot
+        self._held = held
+        return held
+
+    def __exit__(self, *_: object) -> None:
+        self._ring.give_back(*self._held)
 
 
 def _fill(way: Way, ring: Ring, slot: int, where: tuple[int, int, int], flags: int) -> int | None:
@@ -139,11 +210,11 @@ def _fill(way: Way, ring: Ring, slot: int, where: tuple[int, int, int], flags: i
     return lead if got >= lead + nbytes else None
 
 
-def _bring(t: Target, calls: CopyCalls, address: int, at: int, nbytes: int, stream: int) -> None:
-    """Copy from a slot to the device and wait. Raises DeviceError; nothing is under way then."""
+def _copy(t: Target, calls: CopyCalls, to: int, of: int, nbytes: int, stream: int) -> None:
+    """Copy between a slot and the device and wait. Raises DeviceError; nothing is under way then."""
     copied = False
     try:
-        calls.copy(address, at, nbytes, stream)
+        calls.copy(to, of, nbytes, stream)
         calls.finish(stream)
         copied = True
     finally:
@@ -323,7 +394,7 @@ class SmallRead:
         if lead is None:
             return False
         there = THREADS.now() if watched else 0.0
-        _bring(t, calls, self._address + buffer_offset, slot + lead, nbytes, stream)
+        _copy(t, calls, self._address + buffer_offset, slot + lead, nbytes, stream)
         self._way = way
         if watched:
             now = THREADS.now()

@@ -143,7 +143,8 @@ def test_blocks_that_are_not_cached_after_all_go_their_own_way_and_are_told_apar
         for n in set(range(count)) - set(gone):
             os.pread(fd, 1, n * PAGE)
         absent = [n for n in range(count) if counted(fd, n * PAGE, PAGE).resident_bytes == 0]
-    assert absent == gone
+    assert absent
+    assert set(absent) <= set(gone)  # the kernel may have read one more page than it was asked for
     rows = [(n * PAGE, PAGE, n * PAGE) for n in range(count)]
     got, result, receipt = read_all(device, path, rows, "auto")
     assert result.ok
