@@ -69,7 +69,7 @@ _STRUCTS: tuple[tuple[bytes, bytes, Any], ...] = (
 
 _api: Any = ctypes.pythonapi
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
 )
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _api))
@@ -130,10 +130,10 @@ def export(
         raise ExportError(f"DLPack cannot hand out this memory: {error}") from error
     managed: Any
     if versioned and _is_valid(capsule, b"dltensor_versioned"):
-        managed = DLManagedTensorVersioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        managed = DLManagedTensorVersioned.from_address(pointer(capsule, b"dltensor_versioned"))
         managed.flags |= IS_COPIED if copied else 0
     else:
-        managed = DLManagedTensor.from_address(_get_pointer(capsule, b"dltensor"))
+        managed = DLManagedTensor.from_address(pointer(capsule, b"dltensor"))
     tensor = managed.dl_tensor
     tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 2 if bits == 4 else 1
     tensor.device.device_type, tensor.device.device_id = device
@@ -181,7 +181,7 @@ def consume(capsule: object) -> Foreign:
     """
     for name, used, struct in _STRUCTS:
         if _is_valid(capsule, name):
-            address = _get_pointer(capsule, name)
+            address = pointer(capsule, name)
             managed = struct.from_address(address)
             _set_name(capsule, used)
             owner = _Consumed(address, managed.deleter)

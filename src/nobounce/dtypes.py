@@ -117,6 +117,15 @@ def array_shape(dtype: DType, shape: Iterable[int]) -> tuple[int, ...]:
     return (*dims[:-1], dims[-1] // 2)
 
 
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a C-contiguous array."""
+    strides, step = [], 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
+
+
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """The numpy type of `dtype`, from ml_dtypes where numpy has none; F4 is uint8 (two elements each).
 

@@ -61,16 +61,23 @@ class Tensor:
         self._shape, self._dtype, self._nbytes = dims, kind, nbytes
 
     @classmethod
-    def maker(cls, buffer: Buffer, framework: Literal["numpy", "torch"] | None = None) -> Maker:
+    def maker(
+        cls,
+        buffer: Buffer,
+        framework: Literal["numpy", "torch"] | None = None,
+        *,
+        shared_storage: bool = False,
+    ) -> Maker:
         """A fast maker of many tensors over one buffer: make(offset, shape, dtype, nbytes) -> Tensor, array or torch tensor.
 
         It believes what it is told: for loaders that have checked. numpy and torch see the memory without a copy where they
-        can reach it; else one host copy of the whole buffer is made, and shared.
+        can reach it; else one host copy of the whole buffer is made, and shared. torch tensors have a storage each, or with
+        `shared_storage` are views of one.
         """
         if framework == "numpy":
             return _numpy_maker(buffer)
         if framework == "torch":
-            return _torch_maker(buffer)
+            return _torch_maker(buffer, shared_storage)
         allocation, start, new = buffer.allocation, _start(buffer), cls.__new__
 
         def make(offset: int, shape: tuple[int, ...], dtype: DType, nbytes: int) -> Tensor:
@@ -318,15 +325,6 @@ def looks_on(buffer: Buffer, framework: Literal["numpy", "torch"] | None) -> boo
     return framework == "torch" and buffer.device.capabilities.dlpack_device_type is not None
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a C-contiguous array."""
-    strides, step = [], 1
-    for dim in reversed(shape):
-        strides.append(step)
-        step *= dim
-    return tuple(reversed(strides))
-
-
 def _unknown(device: Device) -> str:
     return f"no framework knows memory of {device}: numpy() and torch() copy it to the host"
 
@@ -353,31 +351,19 @@ def _numpy_maker(buffer: Buffer) -> Maker:
     return make
 
 
-def _torch_maker(buffer: Buffer) -> Maker:
+def _torch_maker(buffer: Buffer, shared_storage: bool) -> Maker:
+    from nobounce.ownstorage import torch_storages, torch_views
+
     module = _torch()
-    whole = Tensor(buffer, (buffer.nbytes,), "U8").torch()
-    raw, room = Tensor.maker(buffer), buffer.nbytes
-    views: dict[DType, Any] = {}
-    layouts: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def make(offset: int, shape: tuple[int, ...], dtype: DType, nbytes: int) -> Any:
-        dims = array_shape(dtype, shape) if dtype.packed else shape
-        size = max(1, dtype.bits // 8)
-        if not nbytes:
-            return module.empty(dims, dtype=torch_dtype(dtype, module), device=whole.device)
-        if offset % size:
-            # torch's views need an aligned place; a capsule of its own does not.
-            return raw(offset, shape, dtype, nbytes).torch()
-        words = views.get(dtype)
-        if words is None:
-            whole_words = whole[: room // size * size]
-            words = views[dtype] = whole_words.view(torch_dtype(dtype, module))
-        strides = layouts.get(dims)
-        if strides is None:
-            strides = layouts[dims] = contiguous_strides(dims)
-        return words.as_strided(dims, strides, offset // size)
-
-    return make
+    bytes_of_it = Tensor(buffer, (buffer.nbytes,), "U8")
+    whole = bytes_of_it.torch()
+    if shared_storage:
+        return torch_views(module, whole, Tensor.maker(buffer))
+    device = bytes_of_it._dlpack_device()
+    if device is None:  # a copy on the host
+        return torch_storages(module, whole.numpy(), 0, (dlpack.CPU, 0), whole.device)
+    base = dlpack.base_array(buffer.allocation)
+    return torch_storages(module, base, _start(buffer), device, whole.device)
 
 
 def _torch() -> Any:

@@ -358,7 +358,7 @@ def test_a_failed_load_gives_its_memory_back_while_the_error_is_held(
     raised: list[BaseException] = []
     with pytest.MonkeyPatch.context() as patch:
         if fault == "handing out":
-            patch.setattr(nobounce.Tensor, "maker", lambda *_: lambda *_: 1 // 0)
+            patch.setattr(nobounce.Tensor, "maker", lambda *_, **__: lambda *_: 1 // 0)
         elif fault == "error":
             patch.setattr(rawio, "read_plain", _broken(rawio.read_plain))
         else:

@@ -15,15 +15,10 @@ means cold.
 from __future__ import annotations
 
 import errno
-import functools
 import os
-from typing import TYPE_CHECKING
 
 from nobounce.facts import cachestat
 from nobounce.facts.types import Residency
-
-if TYPE_CHECKING:
-    import random
 
 SAMPLES = 8
 PLACES, PLACE_NBYTES = 32, 64 << 10
@@ -32,12 +27,9 @@ OVERLAY = 0x794C7630
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
-@functools.cache
-def _places() -> random.Random:
-    """Not the global one, whose order belongs to the application. Few processes sample, and the module takes a millisecond to import."""
-    from random import Random
-
-    return Random()
+def _between(first: int, stop: int) -> int:
+    """A random whole number from `first` on, below `stop`; without `random`, which takes a millisecond to import."""
+    return first + int.from_bytes(os.urandom(8), "little") % (stop - first)
 
 
 def residency(fd: int, file_offset: int, nbytes: int) -> Residency:
@@ -101,7 +93,7 @@ def sample(fd: int, file_offset: int, nbytes: int) -> Residency:
     pages = (file_offset + nbytes - 1) // _PAGE - first + 1
     parts = min(SAMPLES, pages)
     for n in range(parts):
-        page = first + _places().randrange(pages * n // parts, pages * (n + 1) // parts)
+        page = first + _between(pages * n // parts, pages * (n + 1) // parts)
         try:
             hits += os.preadv(fd, [byte], max(page * _PAGE, file_offset), nowait)
         except OSError as e:

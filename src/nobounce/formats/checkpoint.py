@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from nobounce.dtypes import C32, C128, DTYPES, DType
+from nobounce.dtypes import C32, C128, DTYPES, DType, contiguous_strides
 from nobounce.errors import FormatError, clip
 from nobounce.formats import magic
 from nobounce.formats.assemble import MOST_DIMS, assemble
@@ -24,7 +24,6 @@ from nobounce.formats.reader import Source
 from nobounce.formats.tensorinfo import Block, Detail, Header, TensorInfo
 from nobounce.formats.unpickle import BadPickleError, Name, Pairs, unpickle
 from nobounce.formats.zipdir import Archive, Member
-from nobounce.tensor import contiguous_strides
 
 _ROOM_A_BYTE = 64
 """Bytes of memory that the values of a pickle may take for each of its bytes: torch's own come to some 8, and are charged for 26 to 54."""

@@ -11,13 +11,12 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nobounce.dtypes import C128, DTYPES, DType
+from nobounce.dtypes import C128, DTYPES, DType, contiguous_strides
 from nobounce.errors import FormatError, clip
 from nobounce.formats import magic
 from nobounce.formats.assemble import MOST_DIMS, assemble, nbytes_or_reason, stem
 from nobounce.formats.reader import Cursor, Source
 from nobounce.formats.tensorinfo import Block, Detail, Header, TensorInfo
-from nobounce.tensor import contiguous_strides
 
 MOST_HEADER = 64 << 10
 """Bytes of a header's text; numpy itself stops at 10,000."""

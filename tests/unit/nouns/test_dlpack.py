@@ -38,7 +38,7 @@ def is_live(address: int) -> bool:
 def managed(capsule: object) -> Any:
     for name, _, struct in dlpack._STRUCTS:
         if dlpack._is_valid(capsule, name):
-            return struct.from_address(dlpack._get_pointer(capsule, name))
+            return struct.from_address(dlpack.pointer(capsule, name))
     raise AssertionError("no capsule")
 
 

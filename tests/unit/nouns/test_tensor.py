@@ -15,9 +15,9 @@ from capabilities import need
 from nobounce import reaper
 from nobounce.buffer import Buffer
 from nobounce.device import Device
-from nobounce.dtypes import DTYPES, DType, array_shape
+from nobounce.dtypes import DTYPES, DType, array_shape, contiguous_strides
 from nobounce.errors import ArgumentError, ClosedError, ExportError, UnavailableError
-from nobounce.tensor import Tensor, contiguous_strides
+from nobounce.tensor import Tensor
 
 NAMES = [d.name for d in DTYPES.values() if d.bits != 6]
 SHAPES = [(), (4,), (3, 2), (2, 0, 4), (1, 1, 2), (0,)]
