@@ -74,7 +74,7 @@ def _streams(result: dict[str, Any]) -> Rates:
 
 
 def _random(result: dict[str, Any]) -> Rates:
-    return _medians((s["contestant"], s["iops"]) for s in result["samples"] if s["contestant"] != "fio")
+    return _medians((s["contestant"], s["iops"]) for s in result["samples"] if s["contestant"] == "nobounce")
 
 
 def _stats(result: dict[str, Any]) -> Rates:
@@ -93,7 +93,7 @@ SCRIPTS = (
         _load,
     ),
     Script("streams", lambda d, q: ["--dir", str(d), "--runs", "1", *_quick(q)], _streams),
-    Script("random_read", lambda d, q: ["--file", str(d / "random.bin"), "--runs", "1", *_quick(q)], _random),
+    Script("random_read", lambda d, q: ["--file", str(d / "random.bin"), "--runs", "3", *_quick(q)], _random),
     Script("stats_cost", lambda d, q: [], _stats),
 )
 

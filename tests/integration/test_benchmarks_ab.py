@@ -46,6 +46,12 @@ def test_a_time_becomes_a_rate_and_a_row_that_occurs_twice_its_median(ab: Module
     }
 
 
+def test_the_others_of_a_race_are_no_rows(ab: ModuleType) -> None:
+    """A version is not slower because fio was."""
+    samples = [{"contestant": c, "iops": 10.0} for c in ("fio", "fio-tuned", "nobounce", "preadv-32")]
+    assert ab._random({"samples": samples}) == {"nobounce": 10.0}
+
+
 def test_a_version_is_a_name_of_ours_or_git_s(ab: ModuleType) -> None:
     need("git")
     if not (SCRIPT.parents[1] / ".git").exists():
