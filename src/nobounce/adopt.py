@@ -63,8 +63,10 @@ def adopt(obj: Any) -> Buffer:
             if buffer is not None:
                 return buffer
     raise TypeError(
-        f"{type(obj).__name__} is no memory: give a Buffer, a Tensor, an object with the buffer protocol, a numpy array, a "
-        f"torch tensor, or an object with __cuda_array_interface__ or __dlpack__ (Buffer.from_handle takes an address)"
+        f"{type(obj).__name__} is no memory: give a Buffer, a Tensor, an object with the buffer protocol, a "
+        "numpy array, a "
+        "torch tensor, or an object with __cuda_array_interface__ or __dlpack__ (Buffer.from_handle takes "
+        "an address)"
     )
 
 
@@ -231,6 +233,7 @@ def _check_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None, item
     for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
         if dim != 1 and stride != expected:
             raise ArgumentError(
-                f"the array is not C-contiguous (shape {list(shape)}, strides {list(strides)} bytes): copy it first"
+                f"the array is not C-contiguous (shape {list(shape)}, strides {list(strides)} bytes): copy "
+                "it first"
             )
         expected *= dim

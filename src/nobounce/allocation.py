@@ -25,8 +25,8 @@ _HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MANAGED, MemoryKind.PAGEA
 class Allocation:
     """Memory and who frees it. `address` and `nbytes` in bytes; `owner` keeps foreign memory alive.
 
-    `pending` is the stream this memory was last used on and not yet waited for; `stream` the one it is freed on. `arriving` are the
-    reads that are to fill it, and those that failed to (transferend.py).
+    `pending` is the stream this memory was last used on and not yet waited for; `stream` the one it is freed
+    on. `arriving` are the reads that are to fill it, and those that failed to (transferend.py).
     """
 
     __slots__ = (

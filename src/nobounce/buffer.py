@@ -1,7 +1,8 @@
 """Buffers: bytes on a device, in cuda.core's shape, and the allocations that arrays share with them.
 
-A Buffer is a handle that can be closed; its Allocation is the memory, and lives as long as anything looks at it: a Buffer, a
-Tensor, a numpy array, a DLPack consumer. Closing a Buffer therefore never pulls memory from under an array (case C72).
+A Buffer is a handle that can be closed; its Allocation is the memory, and lives as long as anything looks at
+it: a Buffer, a Tensor, a numpy array, a DLPack consumer. Closing a Buffer therefore never pulls memory from
+under an array (case C72).
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def allocate(
 
 
 class Buffer:
-    """`nbytes` bytes of memory at `handle` on one device. Made by `Device.allocate`, `from_handle` or `as_buffer`.
+    """`nbytes` bytes of memory at `handle` on one device. Made by `Device.allocate`,
+    `from_handle` or `as_buffer`.
 
-    A context manager: leaving the block waits for the transfers that use the buffer. `close` refuses with BusyError while one
-    does; arrays, tensors and DLPack consumers of a closed buffer keep its memory. Everything but `close` raises ClosedError after it.
+    A context manager: leaving the block waits for the transfers that use the buffer. `close` refuses with
+    BusyError while one does; arrays, tensors and DLPack consumers of a closed buffer keep its memory.
+    Everything but `close` raises ClosedError after it.
     """
 
     __slots__ = (
@@ -95,7 +98,8 @@ class Buffer:
     ) -> Buffer:
         """A Buffer over memory that somebody else frees; `owner` is kept alive with it.
 
-        The runtime says what kind of memory it is. ArgumentError where the range leaves the allocation it begins in.
+        The runtime says what kind of memory it is. ArgumentError where the range leaves the
+        allocation it begins in.
         """
         _check_nbytes(nbytes)
         if isinstance(address, bool) or not isinstance(address, int):
@@ -220,8 +224,9 @@ class Buffer:
     def close(self, stream: StreamLike = None) -> None:
         """Give the memory back, unless arrays or tensors still look at it: then when the last of them goes.
 
-        With `stream`, memory allocated in stream order is freed once the stream gets there; otherwise on the stream
-        the buffer remembers (HIP rule 118). BusyError while a transfer uses it. A second close does nothing.
+        With `stream`, memory allocated in stream order is freed once the stream gets there; otherwise
+        on the stream the buffer remembers (HIP rule 118). BusyError while a transfer uses it. A
+        second close does nothing.
         """
         with self._lock:
             if self._closed:
@@ -241,8 +246,8 @@ class Buffer:
     def copy_to(self, dst: BufferLike | None = None, *, stream: StreamLike) -> Buffer:
         """Copy everything to `dst`, in order on `stream`; returns `dst` as a Buffer.
 
-        `dst` is a Buffer, or any memory `as_buffer` takes; None allocates on this device. With
-        `stream=None` the copy goes on a default stream, behind what either buffer was last used in. The host may return
+        `dst` is a Buffer, or any memory `as_buffer` takes; None allocates on this device. With `stream=None`
+        the copy goes on a default stream, behind what either buffer was last used in. The host may return
         before the copy is done, as HIP rules 52 to 56 say. ArgumentError where the sizes differ.
         """
         if dst is None:
@@ -252,11 +257,13 @@ class Buffer:
         return target
 
     def copy_from(self, src: BufferLike, *, stream: StreamLike) -> None:
-        """Copy everything from `src` (a Buffer, or any memory `as_buffer` takes), in order on `stream`; see `copy_to`."""
+        """Copy everything from `src` (a Buffer, or any memory `as_buffer` takes), in order on
+        `stream`; see `copy_to`."""
         copy(self, as_buffer(src, write=False), stream)
 
     def fill(self, value: int | bytes | bytearray, *, stream: StreamLike) -> None:
-        """Set every byte to `value` (0 to 255), or repeat 1, 2 or 4 bytes, in order on `stream`; returns at once.
+        """Set every byte to `value` (0 to 255), or repeat 1, 2 or 4 bytes, in order on
+        `stream`; returns at once.
 
         ArgumentError where the bytes do not divide the buffer.
         """
@@ -330,8 +337,8 @@ class Buffer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the transfers in stream order that use the buffer, then close. A batch that uses it is not waited for:
-        BusyError, as from `close`."""
+        """Wait for the transfers in stream order that use the buffer, then close. A batch that uses it is not
+        waited for: BusyError, as from `close`."""
         self._wait_for_transfers()
         self.close()
 
@@ -342,15 +349,19 @@ class Buffer:
         if self._closed or self._allocation is None:
             return f"<Buffer of {self._nbytes} bytes, closed>"
         kind = self._allocation.kind.value
-        return f"<Buffer of {self._nbytes} bytes of {kind} memory at {self._address:#x} on {self._allocation.device}>"
+        return (
+            f"<Buffer of {self._nbytes} bytes of {kind} memory at {self._address:#x} on "
+            f"{self._allocation.device}>"
+        )
 
 
 def as_buffer(obj: BufferLike, *, write: bool) -> Buffer:
     """`obj` as a Buffer: itself, or a Buffer over the caller's own memory, which it keeps alive.
 
-    Takes a Buffer, a Tensor, and by protocol objects with the buffer protocol, numpy arrays, `__cuda_array_interface__`,
-    DLPack, and torch tensors (torch is never imported). `write` says that the memory will be written to. ArgumentError
-    names why it will not do: read-only, not contiguous. TypeError where `obj` is no memory at all.
+    Takes a Buffer, a Tensor, and by protocol objects with the buffer protocol, numpy arrays,
+    `__cuda_array_interface__`, DLPack, and torch tensors (torch is never imported). `write` says that the
+    memory will be written to. ArgumentError names why it will not do: read-only, not contiguous. TypeError
+    where `obj` is no memory at all.
     """
     if not isinstance(obj, Buffer):
         from nobounce.adopt import adopt

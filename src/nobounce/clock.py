@@ -1,10 +1,12 @@
 """Threads and time behind one small interface, so that a schedule can be real or replayed from a seed.
 
-`Threads` is the real thing. `Stepper` (nobounce.testing.stepper) runs real threads that pass a baton: one runs at a time, a seeded
-generator picks the next at each blocking point, and time is virtual, so a second of latency costs nothing.
+`Threads` is the real thing. `Stepper` (nobounce.testing.stepper) runs real threads that pass a baton: one
+runs at a time, a seeded generator picks the next at each blocking point, and time is virtual, so a second
+of latency costs nothing.
 
-A process may have no thread left to start (pids.max of its control group, `ulimit -u`, a filter on clone3). Work is then kept, and
-done by the threads that are there: by one that submits, at the end of its call, or that waits.
+A process may have no thread left to start (pids.max of its control group, `ulimit -u`, a filter on
+clone3). Work is then kept, and done by the threads that are there: by one that submits, at the end of
+its call, or that waits.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Lock(Protocol):
 class Condition(Lock, Protocol):
     """A condition variable with its own lock; `wait` may return early, so always loop (or use `wait_for`).
 
-    `with condition.mutex:` is safe where a signal handler may raise; `with condition:` is not: Python can run the handler
-    after the lock is taken and before the block begins, and the lock is then never given back.
+    `with condition.mutex:` is safe where a signal handler may raise; `with condition:` is not: Python can run
+    the handler after the lock is taken and before the block begins, and the lock is then never given back.
     """
 
     @property
@@ -82,7 +84,8 @@ class Scheduler(ABC):
         self._kept.append(work)
 
     def help(self) -> None:
-        """Do what was kept, on this thread. Called where one waits or has submitted, with no lock held; nearly free."""
+        """Do what was kept, on this thread. Called where one waits or has submitted, with
+        no lock held; nearly free."""
         while self._kept:
             try:
                 work = self._kept.popleft()
@@ -95,7 +98,8 @@ class Scheduler(ABC):
         self._kept.clear()
 
     def interruptible(self) -> bool:
-        """Whether a signal handler may raise in the calling thread at any moment (Ctrl-C reaches the main thread)."""
+        """Whether a signal handler may raise in the calling thread at any moment (Ctrl-C
+        reaches the main thread)."""
         return False
 
     def is_own_thread(self) -> bool:
@@ -146,10 +150,12 @@ class Threads(Scheduler):
 
 
 class _Condition:
-    """The standard library's condition, but for an interrupt: whatever comes out of `wait`, the lock is held again.
+    """The standard library's condition, but for an interrupt: whatever comes out of
+    `wait`, the lock is held again.
 
-    There a signal handler that raises right behind the release, or while the lock is taken again, leaves it free, and the
-    `with` around it then raises RuntimeError in the place of KeyboardInterrupt. Here one call into C both does and notes it.
+    There a signal handler that raises right behind the release, or while the lock is taken again, leaves it
+    free, and the `with` around it then raises RuntimeError in the place of KeyboardInterrupt. Here one call
+    into C both does and notes it.
     """
 
     __slots__ = ("_waiters", "mutex")

@@ -1,8 +1,8 @@
 """Every environment variable and its default, in one table.
 
-Variables are read once, at first use, and kept for the life of the process (hipFile B-1). HIPFILE_* keep hipFile's names
-and meaning, but a boolean takes true/false/1/0/yes/no/on/off in any case, and anything else is an error that names the
-variable: hipFile takes `1` for unset and says nothing (J-25).
+Variables are read once, at first use, and kept for the life of the process (hipFile B-1). HIPFILE_* keep
+hipFile's names and meaning, but a boolean takes true/false/1/0/yes/no/on/off in any case, and anything else
+is an error that names the variable: hipFile takes `1` for unset and says nothing (J-25).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ VARIABLES: tuple[Variable, ...] = (
         "async_buffer_nbytes",
         "int",
         ASYNC_BUFFER_NBYTES,
-        "bytes of the bounce ring that one stream may hold; 0: 16 MiB in the hipfile module, else what a sync read may",
+        "bytes of the bounce ring that one stream may hold; 0: 16 MiB in the hipfile module, else what a "
+        "sync read may",
         zero_is_default=True,
     ),
     Variable(
@@ -115,7 +116,8 @@ VARIABLES: tuple[Variable, ...] = (
         "relay",
         "text",
         "auto",
-        "who reads for a GPU's bounce ring: io_uring's kernel workers, its polling threads, or I/O threads; auto chooses by core "
+        "who reads for a GPU's bounce ring: io_uring's kernel workers, its polling threads, or I/O threads; "
+        "auto chooses by core "
         "count and size",
         choices=("auto", "io_uring", "polled", "threads"),
     ),
@@ -131,7 +133,8 @@ VARIABLES: tuple[Variable, ...] = (
         "trace",
         "text",
         "",
-        "file to write a Chrome/Perfetto trace to, or a folder; the process id goes before the ending: out.json is out.123.json",
+        "file to write a Chrome/Perfetto trace to, or a folder; the process id goes before the ending: "
+        "out.json is out.123.json",
     ),
     Variable(
         "NOBOUNCE_TRACE_EVENTS",
@@ -146,7 +149,8 @@ VARIABLES: tuple[Variable, ...] = (
         "stats_collector",
         "text",
         "",
-        "set by `nobounce stats`: the abstract socket that each process hands its counters to, and the secret for it",
+        "set by `nobounce stats`: the abstract socket that each process hands its counters to, and the "
+        "secret for it",
     ),
 )
 
@@ -197,10 +201,12 @@ class Settings:
         return cls(**values, origin=tuple(origin))  # type: ignore[arg-type]
 
     def check_contradiction(self) -> None:
-        """Raise ConfigError when no backend is left (hipFile B-10: ALLOW=false with FORCE=true fails all I/O)."""
+        """Raise ConfigError when no backend is left (hipFile B-10: ALLOW=false with
+        FORCE=true fails all I/O)."""
         if self.force_compat_mode and not self.allow_compat_mode:
             raise ConfigError(
-                "HIPFILE_ALLOW_COMPAT_MODE=false forbids fallback and HIPFILE_FORCE_COMPAT_MODE=true forbids fastpath: "
+                "HIPFILE_ALLOW_COMPAT_MODE=false forbids fallback and HIPFILE_FORCE_COMPAT_MODE=true "
+                "forbids fastpath: "
                 "no backend is left. Unset one of them."
             )
 
@@ -231,7 +237,8 @@ def _parse(variable: Variable, text: str) -> bool | int | str:
 
 
 def _parse_as_published(variable: Variable, text: str) -> bool | int | None:
-    """hipFile's own reading: true and false in any case, base 10, None (unset) for anything else (B-2, B-3)."""
+    """hipFile's own reading: true and false in any case, base 10, None (unset) for
+    anything else (B-2, B-3)."""
     if variable.kind == "bool":
         return {"true": True, "false": False}.get(text.lower())
     if not (text.isascii() and text.isdigit()):
@@ -259,7 +266,8 @@ def settings() -> Settings:
 
 
 def override(settings_or_none: Settings | None) -> None:
-    """Put other settings in force, or with None have the environment read again. For tests and child set-up."""
+    """Put other settings in force, or with None have the environment read again. For
+    tests and child set-up."""
     global _settings
     with _lock:
         _settings = settings_or_none

@@ -54,7 +54,8 @@ def copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
 
 
 def _carry(dst: Buffer, src: Buffer) -> None:
-    """A copy brings what its source was to get, or did not. Raises TransferError where that has failed by now, and is not known."""
+    """A copy brings what its source was to get, or did not. Raises TransferError where that has failed
+    by now, and is not known."""
     of, to = src.allocation.arriving, dst.allocation.arriving
     start, stop = src.handle, src.handle + src.nbytes
     lacks = transferend.lacking(tuple(of.items()), start, stop)

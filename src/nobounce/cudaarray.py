@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 def cuda_array_interface(buffer: Buffer, shape: tuple[int, ...], typestr: str) -> dict[str, Any]:
-    """`__cuda_array_interface__` version 3. AttributeError, as the protocol wants, where the memory is not a GPU's."""
+    """`__cuda_array_interface__` version 3. AttributeError, as the protocol wants, where
+    the memory is not a GPU's."""
     if (
         buffer._closed
         or buffer.device._runtime.name not in ("cuda", "hip")

@@ -26,10 +26,10 @@ RUNTIMES = (*GPU_RUNTIMES, "sim", "cpu")
 class Device:
     """One device of one runtime, in cuda.core's shape.
 
-    `spec` is a name such as "cpu" or "cuda:0", another Device, the number of a GPU (of the runtime that `default_device()`
-    is on), or a torch-like device (`.type` and `.index`); None means `default_device()`. PyTorch on ROCm calls its devices "cuda":
-    `torch.version.hip` decides. Raises ArgumentError for a name that means nothing and UnavailableError, saying why, for a
-    device that is not there.
+    `spec` is a name such as "cpu" or "cuda:0", another Device, the number of a GPU (of the runtime that
+    `default_device()` is on), or a torch-like device (`.type` and `.index`); None means `default_device()`.
+    PyTorch on ROCm calls its devices "cuda": `torch.version.hip` decides. Raises ArgumentError for a name
+    that means nothing and UnavailableError, saying why, for a device that is not there.
     """
 
     __slots__ = ("_name", "_ordinal", "_runtime")
@@ -65,7 +65,8 @@ class Device:
 
     @property
     def info(self) -> DeviceInfo:
-        """Facts of the device: product name, bytes of memory, PCI address and the like; None where unknown."""
+        """Facts of the device: product name, bytes of memory, PCI address and the
+        like; None where unknown."""
         return self._runtime.device_info(self._ordinal)
 
     @property
@@ -76,10 +77,11 @@ class Device:
     def allocate(
         self, nbytes: int, *, stream: StreamLike = None, kind: MemoryKind | str = MemoryKind.DEVICE
     ) -> Buffer:
-        """A new Buffer of `nbytes` bytes, its content undefined. Without `stream` it is usable at once, everywhere.
+        """A new Buffer of `nbytes` bytes, its content undefined. Without `stream` it is
+        usable at once, everywhere.
 
-        With `stream` it is usable by work ordered after this point of the stream (HIP rule 113). `kind` may also be
-        "pinned" or "managed". Raises OutOfMemoryError, ArgumentError.
+        With `stream` it is usable by work ordered after this point of the stream (HIP rule 113). `kind` may
+        also be "pinned" or "managed". Raises OutOfMemoryError, ArgumentError.
         """
         from nobounce.buffer import allocate
 
@@ -97,8 +99,9 @@ class Device:
 
         Lower numbers are more urgent; a priority out of range is clamped (HIP rule 8).
 
-        Make streams before the first transfer is queued, and keep them: on a GPU, making one while a transfer waits in
-        its stream or moves bytes can wait inside the driver for that transfer, and hold up the copies which would end it.
+        Make streams before the first transfer is queued, and keep them: on a GPU, making one while a transfer
+        waits in its stream or moves bytes can wait inside the driver for that transfer, and hold up the
+        copies which would end it.
         """
         from nobounce.stream import StreamOptions, as_stream, create_stream
 
@@ -128,7 +131,8 @@ class Device:
         return Stream.from_handle(LEGACY_STREAM, self)
 
     def sync(self) -> None:
-        """Wait for every stream of this device, non-blocking ones included (HIP rule 20); raises as each one's `sync` does."""
+        """Wait for every stream of this device, non-blocking ones included (HIP rule 20); raises
+        as each one's `sync` does."""
         self._runtime.device_sync(self._ordinal)
         if transferend.untaken:
             transferend.raise_untaken(transferend.of_stream(self._runtime, self._ordinal, None))
@@ -182,7 +186,8 @@ class _Current:
 
 
 DeviceLike = Device | FrameworkDevice | str | int | None
-"""A Device, a name such as "cuda:0", the number of a GPU, a framework's device with `.type` and `.index`, or None for the default."""
+"""A Device, a name such as "cuda:0", the number of a GPU, a framework's device with `.type` and `.index`,
+or None for the default."""
 
 
 def as_device(spec: DeviceLike) -> Device:
@@ -215,7 +220,8 @@ def _resolve(spec: DeviceLike) -> tuple[Runtime, int]:
     if isinstance(kind, str) and (index is None or isinstance(index, int)):
         return _resolve_foreign(kind, index)
     raise TypeError(
-        f"a device is a name such as 'cpu' or 'cuda:0', an ordinal, a Device or an object with .type and .index, "
+        "a device is a name such as 'cpu' or 'cuda:0', an ordinal, a Device or an object with .type and "
+        ".index, "
         f"not {type(spec).__name__}"
     )
 
@@ -263,7 +269,8 @@ def unavailable() -> dict[str, str]:
 def default_device() -> Device:
     """NOBOUNCE_DEVICE if set, else the first GPU that works, else cpu.
 
-    Raises ConfigError for a variable that names no device, UnavailableError for one whose runtime is not there.
+    Raises ConfigError for a variable that names no device, UnavailableError for one
+    whose runtime is not there.
     """
     chosen = settings().device
     if chosen:

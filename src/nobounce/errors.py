@@ -8,7 +8,7 @@
     +-- ConfigError (ValueError)               an environment variable, or two that contradict each other
     +-- ClosedError (ValueError)               a file, buffer, stream or event used after its end
     +-- BusyError (RuntimeError)               freed or changed while a transfer uses it
-    +-- RouteError (OSError, EOPNOTSUPP)       the backend asked for cannot take the request; carries the refusals
+    +-- RouteError (OSError, EOPNOTSUPP)       the backend asked for cannot take it; carries the refusals
     +-- FormatError (ValueError)               a model file that cannot be trusted: file, tensor and offset
     |
     |   the outside world's: the file, the device or the machine said no
@@ -22,14 +22,14 @@
     |   +-- AwaitedCancelledError (asyncio.CancelledError)    the same, from `await`; in nobounce.io.awaited
     +-- OutOfMemoryError (MemoryError)         device or pinned memory
     +-- UnavailableError (ImportError)         a runtime, library or device that is not there, and why
-    +-- DeviceError (RuntimeError)             a runtime call failed: the call, its code and the vendor's name for it
+    +-- DeviceError (RuntimeError)             a runtime call failed: the call, its code and its name
     |
     |   ours
     +-- InternalError (RuntimeError)           a promise inside nobounce did not hold: please report it
 
-Each class also inherits the builtin exception a caller would guess, so `except OSError` and `except ValueError` work.
-Every error survives pickle and copy with all its fields, so it crosses from a worker process as it was raised. Of its cause it keeps
-what is an error of nobounce too.
+Each class also inherits the builtin exception a caller would guess, so `except OSError` and `except
+ValueError` work. Every error survives pickle and copy with all its fields, so it crosses from a worker
+process as it was raised. Of its cause it keeps what is an error of nobounce too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class NobounceError(Exception):
     """Root of every exception raised by nobounce."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and copy, which would otherwise call the class with `args`: most classes here are made from keywords."""
+        """For pickle and copy, which would otherwise call the class with `args`: most classes
+        here are made from keywords."""
         cause = self.__cause__ if isinstance(self.__cause__, NobounceError) else None
         held = {name: getattr(self, name, None) for name in _BUILTIN_FIELDS}
         fields = {name: value for name, value in held.items() if value is not None} | self.__dict__
@@ -130,7 +131,8 @@ class FormatError(NobounceError, ValueError):
 
 
 class _SystemError(NobounceError, OSError):
-    """An OSError with a message of our own: str() gives the message, errno and filename stay what they are."""
+    """An OSError with a message of our own: str() gives the message, errno and
+    filename stay what they are."""
 
     def __init__(self, message: str, code: int, filename: str | None = None) -> None:
         OSError.__init__(self, code, message, filename)
@@ -143,9 +145,10 @@ class _SystemError(NobounceError, OSError):
 class RouteError(_SystemError):
     """No backend that the caller allows accepts the request.
 
-    `refusals` holds every failed condition of every backend that was considered. `backend` is the one that `require=` or the
-    settings left, or None where both were open. `receipt` is None where nothing has moved. It is there where the kernel's counters
-    deny afterwards that bytes went the way that was asked for: the buffer's contents are undefined then.
+    `refusals` holds every failed condition of every backend that was considered. `backend` is the one that
+    `require=` or the settings left, or None where both were open. `receipt` is None where nothing has moved.
+    It is there where the kernel's counters deny afterwards that bytes went the way that was asked for: the
+    buffer's contents are undefined then.
     """
 
     refusals: tuple[Refusal, ...]
@@ -212,7 +215,8 @@ _FILE_ERRORS: dict[int, type[FileError]] = {
 
 @contextlib.contextmanager
 def named_errors(path: str, doing: str, cures: Mapping[int, str] | None = None) -> Iterator[None]:
-    """The system's errors while `doing` something ("read", "write") with `path`, as FileError; `cures` by errno."""
+    """The system's errors while `doing` something ("read", "write") with `path`, as
+    FileError; `cures` by errno."""
     try:
         yield
     except NobounceError:
@@ -224,8 +228,8 @@ def named_errors(path: str, doing: str, cures: Mapping[int, str] | None = None) 
 class TransferError(_SystemError):
     """A transfer that failed part of the way.
 
-    Attributes: `errno`, `filename`, `file_offset` and `nbytes` of the failed part, `backend` ("" where none was tried), `call` (the
-    system or vendor call) and `receipt`: what had moved before, or None.
+    Attributes: `errno`, `filename`, `file_offset` and `nbytes` of the failed part, `backend` ("" where none
+    was tried), `call` (the system or vendor call) and `receipt`: what had moved before, or None.
     """
 
     file_offset: int
@@ -252,7 +256,10 @@ class TransferError(_SystemError):
         self.detail, self.cure = detail, cure
         text = detail or f"{os.strerror(code)} ({errno_name(code)})"
         on = f" on {backend}" if backend else ""
-        message = f"{'?' if filename is None else named(filename)}: {call} of {nbytes} bytes at offset {file_offset} failed{on}: {text}"
+        message = (
+            f"{'?' if filename is None else named(filename)}: {call} of {nbytes} bytes at offset "
+            f"{file_offset} failed{on}: {text}"
+        )
         super().__init__(f"{message}. {cure}" if cure else message, code, filename)
 
 
@@ -279,8 +286,8 @@ class UnavailableError(NobounceError, ImportError):
 class DeviceError(NobounceError, RuntimeError):
     """A runtime call failed.
 
-    Attributes: `call` (the function), `status` (a `RuntimeStatus`, or None where the vendor's code has no equal
-    there), `code` (the vendor's number) and `name` (the vendor's name for it).
+    Attributes: `call` (the function), `status` (a `RuntimeStatus`, or None where the vendor's code has no
+    equal there), `code` (the vendor's number) and `name` (the vendor's name for it).
     """
 
     call: str

@@ -1,8 +1,9 @@
 """What a forked child makes of the objects that it inherits.
 
-Threads do not survive a fork, nor does a GPU's runtime. Whatever waits for them would wait for ever: a transfer under way, a
-stream, a batch, a GPU's memory. In the child these answer at once that they are the parent's. Files and `cpu` memory go on
-working; what the parent's threads did with them at that moment is forgotten.
+Threads do not survive a fork, nor does a GPU's runtime. Whatever waits for them would wait for ever:
+a transfer under way, a stream, a batch, a GPU's memory. In the child these answer at once that they
+are the parent's. Files and `cpu` memory go on working; what the parent's threads did with them at
+that moment is forgotten.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def know(thing: Inheritable) -> None:
 def error(what: str) -> ClosedError:
     """What using an inherited `what` raises in the child."""
     return ClosedError(
-        f"this process was forked, and the {what} belongs to its parent: make one of your own here, or start processes with "
+        f"this process was forked, and the {what} belongs to its parent: make one of your own here, or "
+        "start processes with "
         "the spawn or forkserver method"
     )
 

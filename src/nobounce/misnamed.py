@@ -11,7 +11,8 @@ _HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 def cure(path: str, target: str | None = None) -> str:
-    """What to do about a path that does not exist, or "". `target` is what it links to, where it is a link."""
+    """What to do about a path that does not exist, or "". `target` is what it links
+    to, where it is a link."""
     if target is not None:
         return (
             f"it is a link to {target}, which is not there: an unfinished download or a cleaned cache; "

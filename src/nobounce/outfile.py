@@ -1,17 +1,20 @@
-"""Every file that nobounce writes on its own account: the old file or the new one, whole, and never through another user's link.
+"""Every file that nobounce writes on its own account: the old file or the new one, whole, and never
+through another user's link.
 
-A name in a folder that others may write to proves nothing: between two calls it may come to mean another file. So all work is
-done on descriptors, the folder's own included, and a name is used at two moments only: when it is looked up, and when the
-finished file takes it.
+A name in a folder that others may write to proves nothing: between two calls it may come to mean another
+file. So all work is done on descriptors, the folder's own included, and a name is used at two moments only:
+when it is looked up, and when the finished file takes it.
 
-Where the kernel can (O_TMPFILE: ext4, xfs, btrfs, tmpfs, overlay), the file has no name until it is whole, and kill -9 leaves
-nothing. linkat(2) then gives it its name in one step, but never over a name that exists: to replace an old file, the new one is
-linked into a folder of this user alone, beside the old one, for the moment before rename(2): nobody else can put another file
-under the name that is renamed. Elsewhere it lies there while it is written. Such folders are named `.nobounce-` and 16 hexadecimal
-digits; who writes holds a flock(2) on the folder, so what a killed process has left is told from what a living one needs, and
-the next run that makes such a name removes it. Where there are no modes (vfat), the file itself has such a name.
+Where the kernel can (O_TMPFILE: ext4, xfs, btrfs, tmpfs, overlay), the file has no name until it is whole,
+and kill -9 leaves nothing. linkat(2) then gives it its name in one step, but never over a name that exists:
+to replace an old file, the new one is linked into a folder of this user alone, beside the old one, for the
+moment before rename(2): nobody else can put another file under the name that is renamed. Elsewhere it lies
+there while it is written. Such folders are named `.nobounce-` and 16 hexadecimal digits; who writes holds a
+flock(2) on the folder, so what a killed process has left is told from what a living one needs, and the next
+run that makes such a name removes it. Where there are no modes (vfat), the file itself has such a name.
 
-linkat of a descriptor goes through /proc/self/fd, which needs no privilege; AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH.
+linkat of a descriptor goes through /proc/self/fd, which needs no privilege; AT_EMPTY_PATH
+needs CAP_DAC_READ_SEARCH.
 """
 
 from __future__ import annotations
@@ -46,9 +49,11 @@ CURES = {
 
 
 class OutFile:
-    """A file under way. `fd` is open for writing (and for reading, unless it leads to a device, a pipe or standard output).
+    """A file under way. `fd` is open for writing (and for reading, unless it leads to a device, a
+    pipe or standard output).
 
-    It becomes what its name means at `commit`; leaving the `with` block without it leaves everything as it was.
+    It becomes what its name means at `commit`; leaving the `with` block without it
+    leaves everything as it was.
     """
 
     def __init__(self, path: str) -> None:
@@ -74,7 +79,8 @@ class OutFile:
             raise FileError.from_oserror(e, self.path, "write", CURES.get(e.errno or 0, "")) from e
 
     def commit(self, *, durable: bool = False) -> None:
-        """Give the file its name, in one step; with `durable`, data and name are on the disk when the call returns.
+        """Give the file its name, in one step; with `durable`, data and name are on the
+        disk when the call returns.
 
         Raises FileError; the old file, if there was one, is then still there.
         """
@@ -114,7 +120,8 @@ class OutFile:
 
     @property
     def folder(self) -> str:
-        """Where to make what belongs to it: its own folder, or that for temporary files where it is a device or a pipe."""
+        """Where to make what belongs to it: its own folder, or that for temporary files where
+        it is a device or a pipe."""
         return tempfile.gettempdir() if self._in_place else path_of(self._folder)
 
     # beginning
@@ -137,7 +144,8 @@ class OutFile:
             if not private:
                 with contextlib.suppress(OSError):  # none, or a file system that has none
                     self._acl = os.getxattr(path_of(self._found), _ACL)
-        # For whom the owner's bits are wanted at the end: while it is written, a direct descriptor is opened too.
+        # For whom the owner's bits are wanted at the end: while it is written, a direct
+        # descriptor is opened too.
         wanted = 0o600 if private or self._old is not None else mode | 0o600
         self._mode = mode
         try:
@@ -148,8 +156,8 @@ class OutFile:
             self._write_in_place()
 
     def _look_up(self) -> int | None:
-        """Open the folder and what has the name there, following links of this user and of root alone; the number where the
-        name stands for an open descriptor."""
+        """Open the folder and what has the name there, following links of this user and of root alone; the
+        number where the name stands for an open descriptor."""
         path = self.path
         for _ in range(_MOST_LINKS):
             descriptor = _DESCRIPTOR.fullmatch(path)
@@ -194,8 +202,8 @@ class OutFile:
         return os.open(path_of(self._found), os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
 
     def _cannot_be_replaced(self, whole: bool) -> bool:
-        """Whether the old file can only be written in place. Raises where it is not to be written at all, and, with `whole`,
-        where it cannot be replaced: before any work is done."""
+        """Whether the old file can only be written in place. Raises where it is not to be written at all,
+        and, with `whole`, where it cannot be replaced: before any work is done."""
         old, folder = os.fstat(self._found), os.fstat(self._folder)
         flags = _flags(self._found)
         if flags & (_IMMUTABLE | _APPEND_ONLY):
@@ -212,7 +220,8 @@ class OutFile:
                 raise FileError.because(
                     self.path,
                     errno.EBUSY,
-                    "is a mount point of its own (bound into a container, say) and cannot be replaced: name another file",
+                    "is a mount point of its own (bound into a container, say) and cannot be replaced: name "
+                    "another file",
                 )
             return True
         if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, old.st_uid, folder.st_uid):
@@ -220,7 +229,8 @@ class OutFile:
                 raise FileError.because(
                     self.path,
                     errno.EPERM,
-                    f"belongs to another user (uid {old.st_uid}) in a sticky folder and cannot be replaced: name another file",
+                    f"belongs to another user (uid {old.st_uid}) in a sticky folder and cannot be replaced: "
+                    "name another file",
                 )
             return True
         return False
@@ -264,7 +274,8 @@ class OutFile:
     # ending
 
     def _dress(self) -> None:
-        """Owner, mode and access list: those of the old file where that may be, else as a new file gets them."""
+        """Owner, mode and access list: those of the old file where that may be, else
+        as a new file gets them."""
         now, old = stat.S_IMODE(os.fstat(self.fd).st_mode), self._old
         if self._private:
             return self._set_mode(0o600)
@@ -326,10 +337,11 @@ class OutFile:
 def create(path: str, *, mode: int = 0o666, private: bool = False, whole: bool = False) -> OutFile:
     """Begin the file that `path` is to name.
 
-    A new file gets `mode`, less the umask; an old one keeps owner, mode and access list where this user may give them. With
-    `private` it is this user's alone, 0600. With `whole`, what cannot be replaced in one step is refused now: a mount point,
-    an immutable file. Without, such a file is written in place, and a pipe, a device or /dev/stdout is written to. A link is
-    followed if it is this user's or root's. Raises FileError, and with `whole` ArgumentError for what is no regular file.
+    A new file gets `mode`, less the umask; an old one keeps owner, mode and access list where this user may
+    give them. With `private` it is this user's alone, 0600. With `whole`, what cannot be replaced in one step
+    is refused now: a mount point, an immutable file. Without, such a file is written in place, and a pipe, a
+    device or /dev/stdout is written to. A link is followed if it is this user's or root's. Raises FileError,
+    and with `whole` ArgumentError for what is no regular file.
     """
     out = OutFile(path)
     try:
@@ -342,7 +354,8 @@ def create(path: str, *, mode: int = 0o666, private: bool = False, whole: bool =
 
 
 def _may_write(fd: int) -> bool:
-    """Asked of access(2) where it answers for this user: other questions are faccessat2 (Linux 5.8), which filters may not know."""
+    """Asked of access(2) where it answers for this user: other questions are faccessat2 (Linux 5.8),
+    which filters may not know."""
     path = path_of(fd)
     if (os.getuid(), os.getgid()) == (os.geteuid(), os.getegid()):
         return os.access(path, os.W_OK)

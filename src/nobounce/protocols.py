@@ -1,7 +1,9 @@
-"""What nobounce takes of others, by protocol: memory, streams and devices of frameworks, integers that are read late.
+"""What nobounce takes of others, by protocol: memory, streams and devices of frameworks,
+integers that are read late.
 
-Type checkers see here which objects a signature means. At run time nothing asks `isinstance` of these: `as_buffer`, `as_stream`
-and `Device` look at the attributes themselves, and raise TypeError naming what they take.
+Type checkers see here which objects a signature means. At run time nothing asks `isinstance` of
+these: `as_buffer`, `as_stream` and `Device` look at the attributes themselves, and raise
+TypeError naming what they take.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class SupportsBuffer(Protocol):
-    """The buffer protocol (PEP 688): bytes, bytearray, memoryview, mmap, array.array, ctypes arrays, Buffer, Tensor."""
+    """The buffer protocol (PEP 688): bytes, bytearray, memoryview, mmap, array.array,
+    ctypes arrays, Buffer, Tensor."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -42,8 +45,8 @@ class SupportsDLPack(Protocol):
 
 
 BufferLike = SupportsBuffer | SupportsArrayInterface | SupportsCudaArrayInterface | SupportsDLPack
-"""Memory: a Buffer, a Tensor, a numpy array, a torch tensor, or any object with one of these protocols. It must be C-contiguous, and
-writable where it is read into."""
+"""Memory: a Buffer, a Tensor, a numpy array, a torch tensor, or any object with one of these protocols. It
+must be C-contiguous, and writable where it is read into."""
 
 # streams and devices
 
@@ -107,7 +110,8 @@ class SupportsIntArray(Protocol):
 
 
 IntLike = SupportsIndex | SupportsValue
-"""An integer, or an object that holds one and may be written until the stream gets there: a Cell, a ctypes integer, a 0-d array."""
+"""An integer, or an object that holds one and may be written until the stream gets there: a Cell, a
+ctypes integer, a 0-d array."""
 
 IntCell = SupportsValue | ScalarArray
 """An integer that is written: a Cell, a ctypes integer, a 0-d array."""

@@ -1,9 +1,10 @@
 """Frees what garbage collection finds, on a thread of its own.
 
-A finaliser runs on whatever thread happens to collect, perhaps inside a runtime that holds its own lock, or on an I/O
-thread whose stream waits for it. Freeing device memory waits for the device (HIP rule 118), so doing it there can stop
-the program for good. A finaliser therefore only puts the work into a SimpleQueue, the one queue that a finaliser may
-touch, and this thread does it. Nothing is freed once the interpreter is going down: the process gives everything back.
+A finaliser runs on whatever thread happens to collect, perhaps inside a runtime that holds its own lock, or
+on an I/O thread whose stream waits for it. Freeing device memory waits for the device (HIP rule 118), so
+doing it there can stop the program for good. A finaliser therefore only puts the work into a SimpleQueue, the
+one queue that a finaliser may touch, and this thread does it. Nothing is freed once the interpreter is going
+down: the process gives everything back.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _exiting = False
 
 
 def generation() -> int:
-    """Changes in a fork child: what an earlier generation made belongs to the parent and is not freed here."""
+    """Changes in a fork child: what an earlier generation made belongs to the parent
+    and is not freed here."""
     return _generation
 
 

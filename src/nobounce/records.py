@@ -1,9 +1,9 @@
 """Records: what `dataclass(frozen=True, slots=True)` makes, without its price at import.
 
-`dataclasses` imports `inspect` (5 ms) and compiles six functions for each class (0.5 ms), of which a process uses few. A record's
-`__init__` is compiled when the first one is made, and its other methods are shared. `dataclasses.fields`, `replace`, `asdict` and
-`is_dataclass` take a record for the dataclass that it stands for; type checkers do by PEP 681. Inside this package `replace` of this
-module is used, which imports nothing.
+`dataclasses` imports `inspect` (5 ms) and compiles six functions for each class (0.5 ms), of which a process
+uses few. A record's `__init__` is compiled when the first one is made, and its other methods are shared.
+`dataclasses.fields`, `replace`, `asdict` and `is_dataclass` take a record for the dataclass that it stands
+for; type checkers do by PEP 681. Inside this package `replace` of this module is used, which imports nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class _Init:
 
 
 def _compile(cls: type, defaults: dict[str, Any]) -> Any:
-    """`__init__` of all fields. It sets the slots by their descriptors, which a frozen class does not refuse."""
+    """`__init__` of all fields. It sets the slots by their descriptors, which a
+    frozen class does not refuse."""
     names = cls.__match_args__  # type: ignore[attr-defined]
     space: dict[str, Any] = {"_MISSING": _MISSING, "__name__": cls.__module__}
     parameters, lines = ["self"], []
@@ -166,7 +167,8 @@ def record(*, frozen: bool = True) -> Callable[[type[T]], type[T]]: ...
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def record(cls: Any = None, /, *, frozen: bool = True) -> Any:
-    """A class of named, typed fields in slots: compared, hashed and printed by its fields, unless their names begin with an underscore.
+    """A class of named, typed fields in slots: compared, hashed and printed by its fields, unless their names
+    begin with an underscore.
 
     With `frozen=False` fields may be set, and a record equals itself alone.
     """

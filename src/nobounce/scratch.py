@@ -1,9 +1,12 @@
-"""Files and folders of ours that last as long as the work: nameless where the kernel can, else under a name that says whose it is.
+"""Files and folders of ours that last as long as the work: nameless where the kernel can, else under a
+name that says whose it is.
 
-Such a name is `.nobounce-` and 16 hexadecimal digits. Who works on the file holds a flock(2) on it, so what a killed process has
-left is told from what a living one needs; the next run that makes such a name in the folder removes it.
+Such a name is `.nobounce-` and 16 hexadecimal digits. Who works on the file holds a flock(2) on it, so
+what a killed process has left is told from what a living one needs; the next run that makes such a name
+in the folder removes it.
 
-Everything is done on descriptors: in a folder that others may write to, a name may come to mean another file between two calls.
+Everything is done on descriptors: in a folder that others may write to, a name may come to mean
+another file between two calls.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ _TRACES = re.compile(r"trace\.[0-9]+\.json")
 NEW = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOSYS, errno.EPERM})
-"""Errors that may say: no nameless files here. Where another reason is behind them, a named file meets it too."""
+"""Errors that may say: no nameless files here. Where another reason is behind them, a
+named file meets it too."""
 _SWAPPED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
 """Errors of opening a folder just made that say: its name means something else by now."""
 
 
 def nameless(folder: str, flags: int = 0) -> int:
-    """A descriptor, open for reading and writing, of a new file in `folder` that has no name: it goes with its last descriptor.
-    `flags` are further flags of open(2). Raises OSError."""
+    """A descriptor, open for reading and writing, of a new file in `folder` that has no name: it goes with
+    its last descriptor. `flags` are further flags of open(2). Raises OSError."""
     try:
         return os.open(folder, os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE | os.O_EXCL | flags, 0o600)
     except OSError as e:
@@ -47,8 +51,8 @@ def nameless(folder: str, flags: int = 0) -> int:
 
 @contextlib.contextmanager
 def unnamed(folder: str, nbytes: int = 0) -> Iterator[tuple[str, int]]:
-    """(path, descriptor) of a file of `nbytes` allocated bytes in `folder`, gone at the end and after kill -9. The path is good in
-    this process, and in a child that inherits the descriptor. Raises OSError."""
+    """(path, descriptor) of a file of `nbytes` allocated bytes in `folder`, gone at the end and after kill
+    -9. The path is good in this process, and in a child that inherits the descriptor. Raises OSError."""
     fd = nameless(folder)
     try:
         if nbytes:
@@ -61,8 +65,9 @@ def unnamed(folder: str, nbytes: int = 0) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def private_folder(parent: str) -> Iterator[str]:
-    """A folder of this user alone in `parent`, for traces, removed at the end. Its path leads there whatever others do to the
-    names in `parent`; it is good in every process of this user, while this one lives. Raises OSError."""
+    """A folder of this user alone in `parent`, for traces, removed at the end. Its path leads there
+    whatever others do to the names in `parent`; it is good in every process of this user, while this
+    one lives. Raises OSError."""
     where = os.open(parent, FOLDER)
     fd, name = -1, ""
     try:
@@ -80,8 +85,8 @@ def private_folder(parent: str) -> Iterator[str]:
 
 
 def make_private(where: int) -> tuple[int, str]:
-    """(descriptor, name) of a new folder of this user alone, locked: no one else changes what its names mean. (-1, "") where there
-    is no such folder, as on file systems without modes. Raises OSError."""
+    """(descriptor, name) of a new folder of this user alone, locked: no one else changes what its names mean.
+    (-1, "") where there is no such folder, as on file systems without modes. Raises OSError."""
     sweep(where)
     for _ in range(10):
         name = new_name()
@@ -99,8 +104,8 @@ def make_private(where: int) -> tuple[int, str]:
 
 
 def _open_fresh(where: int, name: str) -> int:
-    """A descriptor of the folder just made, locked; -1 where the name means something else by now, or another run has swept it.
-    Raises OSError."""
+    """A descriptor of the folder just made, locked; -1 where the name means something else by now, or another
+    run has swept it. Raises OSError."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
     except OSError as e:
@@ -119,7 +124,8 @@ def _open_fresh(where: int, name: str) -> int:
 
 
 def _is_fresh(fd: int) -> bool:
-    """Whether the folder is this user's alone, there and empty. Who holds it has what was made, though its name be taken at once."""
+    """Whether the folder is this user's alone, there and empty. Who holds it has what was made, though
+    its name be taken at once."""
     status = os.fstat(fd)
     private = status.st_uid == os.geteuid() and not status.st_mode & 0o077
     return private and status.st_nlink > 0 and not os.listdir(fd)

@@ -1,7 +1,8 @@
-"""Streams and events in cuda.core's shape; foreign streams come in by protocol, never by importing their library.
+"""Streams and events in cuda.core's shape; foreign streams come in by protocol, never by
+importing their library.
 
-Only calls on the default streams (handles 0, 1 and 2) depend on the thread's current device: those are made with the
-stream's own device current, and the caller's is restored (HIP rule 7, case C98).
+Only calls on the default streams (handles 0, 1 and 2) depend on the thread's current device: those are made
+with the stream's own device current, and the caller's is restored (HIP rule 7, case C98).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class StreamOptions:
 
 @record
 class EventOptions:
-    """How an event is made; events can time by default, as in HIP. One for other processes cannot (HIP rule 30)."""
+    """How an event is made; events can time by default, as in HIP. One for other
+    processes cannot (HIP rule 30)."""
 
     timing_enabled: bool = True
     blocking_sync: bool = False
@@ -40,7 +42,8 @@ class EventOptions:
 
 
 class Stream:
-    """An ordered queue of work on one device. Made by `Device.create_stream`, or `from_handle` over a foreign stream.
+    """An ordered queue of work on one device. Made by `Device.create_stream`, or
+    `from_handle` over a foreign stream.
 
     `close` returns at once and pending work completes (HIP rule 10); a foreign stream is left to its owner.
     """
@@ -66,7 +69,8 @@ class Stream:
 
     @classmethod
     def from_handle(cls, handle: int, device: DeviceLike = None, *, owner: object = None) -> Stream:
-        """A Stream over a foreign handle: 0 null, 1 legacy, 2 per-thread, or a pointer. It is never destroyed here.
+        """A Stream over a foreign handle: 0 null, 1 legacy, 2 per-thread, or a pointer. It
+        is never destroyed here.
 
         `owner` is kept alive as long as this object. ArgumentError for a negative handle.
         """
@@ -127,8 +131,9 @@ class Stream:
         return self.is_done
 
     def sync(self) -> None:
-        """Wait for this stream alone; raises its asynchronous error, once (HIP rules 6, 78), and so it does the error of a
-        transfer that failed here and whose caller has not heard of it; further ones are its notes."""
+        """Wait for this stream alone; raises its asynchronous error, once (HIP rules 6, 78), and so
+        it does the error of a transfer that failed here and whose caller has not heard of it;
+        further ones are its notes."""
         with self._on():
             self.device._runtime.stream_sync(self.handle)
         if transferend.untaken:
@@ -136,7 +141,8 @@ class Stream:
             transferend.raise_untaken(transferend.of_stream(device._runtime, device.ordinal, self._handle))
 
     def wait(self, event_or_stream: Event | StreamLike) -> None:
-        """Let later work of this stream wait for an Event, or for what another stream holds now; returns at once."""
+        """Let later work of this stream wait for an Event, or for what another stream
+        holds now; returns at once."""
         if isinstance(event_or_stream, Event):
             with self._on():
                 self.device._runtime.stream_wait_event(self.handle, event_or_stream.handle)
@@ -208,7 +214,8 @@ PER_THREAD_DEFAULT_STREAM = Stream._of(PER_THREAD_STREAM, None, owned=False)
 
 
 class Event:
-    """A marker in a stream: completion, order across streams, and time. Made by `Device.create_event` or `Stream.record`.
+    """A marker in a stream: completion, order across streams, and time. Made by
+    `Device.create_event` or `Stream.record`.
 
     `end - start` is milliseconds; both must have been recorded and be complete, or DeviceError (HIP rule 28).
     """
@@ -320,8 +327,9 @@ def create_event(device: Device, options: EventOptions) -> Event:
 def as_stream(obj: StreamLike, device: DeviceLike) -> Stream:
     """The Stream that `obj` means on `device` (case C78).
 
-    Accepts a Stream, None (the device's legacy default stream), an int handle, and by protocol `__cuda_stream__`,
-    `.cuda_stream` and `.ptr`. TypeError names these for anything else; ArgumentError for another runtime's stream.
+    Accepts a Stream, None (the device's legacy default stream), an int handle, and by protocol
+    `__cuda_stream__`, `.cuda_stream` and `.ptr`. TypeError names these for anything else; ArgumentError for
+    another runtime's stream.
     """
     target = as_device(device)
     if obj is None:
@@ -356,6 +364,7 @@ def _foreign_handle(obj: Any) -> int:
         if isinstance(found, int) and not isinstance(found, bool):
             return found
     raise TypeError(
-        f"a stream is a Stream, an int handle, None, or an object with __cuda_stream__, .cuda_stream (PyTorch) or .ptr "
+        "a stream is a Stream, an int handle, None, or an object with __cuda_stream__, .cuda_stream "
+        "(PyTorch) or .ptr "
         f"(CuPy), not {type(obj).__name__}"
     )

@@ -1,12 +1,14 @@
-"""What is left of an asynchronous transfer that failed or fell short until its caller knows: its error, and the bytes it did not bring.
+"""What is left of an asynchronous transfer that failed or fell short until its caller knows: its error, and
+the bytes it did not bring.
 
-An error is raised once: by the Transfer's `result`, or by the stream's or device's `sync` or the file's `sync` or `close`,
-whichever is asked first. Where none of them can be asked any more (the Transfer has been collected, the file and the stream are
-closed), and at exit, it is logged.
+An error is raised once: by the Transfer's `result`, or by the stream's or device's `sync` or the file's
+`sync` or `close`, whichever is asked first. Where none of them can be asked any more (the Transfer has been
+collected, the file and the stream are closed), and at exit, it is logged.
 
-Memory remembers in `arriving` which reads are to fill it. A write or a copy that is queued while one of them has not been heard of
-takes that along, and looks when its turn has come: bytes that such a read did not bring are not written. Order of submission is
-the order of these entries, because streams and events may only be waited for after they were queued.
+Memory remembers in `arriving` which reads are to fill it. A write or a copy that is queued while one of them
+has not been heard of takes that along, and looks when its turn has come: bytes that such a read did not bring
+are not written. Order of submission is the order of these entries, because streams and events may only be
+waited for after they were queued.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ Seen = tuple[tuple["TransferEnd", Ranges], ...]
 FOREIGN: Arriving = {}
 """Of all memory that other libraries own: it is adopted anew in each call."""
 untaken: dict[TransferEnd, None] = {}
-"""Failed and short transfers whose callers have not heard of it, oldest first. Empty, which is one look, nearly always."""
+"""Failed and short transfers whose callers have not heard of it, oldest first. Empty, which is
+one look, nearly always."""
 on_lost: list[Callable[[TransferEnd], None]] = []
 """Told of each error that is logged instead of raised."""
 _any_missing = False
@@ -49,8 +52,8 @@ _any_missing = False
 
 
 class TransferEnd:
-    """How one transfer of the object API ends. `start` and `stop` are the addresses of its bytes; a write has `seen` the
-    reads that were to fill them."""
+    """How one transfer of the object API ends. `start` and `stop` are the addresses of its bytes; a write has
+    `seen` the reads that were to fill them."""
 
     __slots__ = (
         "__weakref__",
@@ -130,7 +133,8 @@ class TransferEnd:
             next(iter(list(untaken))).lose()
 
     def take(self) -> bool:
-        """The caller hears of it now; from here on he may do with the bytes what he likes. False: he has before."""
+        """The caller hears of it now; from here on he may do with the bytes what he
+        likes. False: he has before."""
         first = untaken.pop(self, False) is None
         self._leave_homes()
         return first
@@ -146,7 +150,8 @@ class TransferEnd:
         reaper.later(THREADS, reaper.generation(), _tell, self)
 
     def clipped(self, ranges: Ranges) -> Ranges:
-        """What of these it fills: a late-bound read may have become smaller than it was when it was queued."""
+        """What of these it fills: a late-bound read may have become smaller than it
+        was when it was queued."""
         return tuple((max(a, self.start + by), min(b, self.stop + by), by) for a, b, by in ranges)
 
     def is_on(self, runtime: object, device: int, handle: int | None) -> bool:
@@ -228,7 +233,8 @@ class TransferEnd:
 def overwrite(
     arriving: Arriving, start: int, stop: int, of: Callable[[TransferEnd], bool] | None = None
 ) -> None:
-    """[start, stop) gets other bytes, in an order behind the entries: what is queued from now on need not ask them about it."""
+    """[start, stop) gets other bytes, in an order behind the entries: what is queued from now on
+    need not ask them about it."""
     for end, ranges in list(arriving.items()):
         if of is None or of(end):
             rest = _without(ranges, start, stop)
@@ -239,7 +245,8 @@ def overwrite(
 
 
 def lacking(seen: Seen, start: int, stop: int) -> TransferEnd | None:
-    """The transfer that left some of [start, stop) undefined, as far as those that were `seen` have ended by now."""
+    """The transfer that left some of [start, stop) undefined, as far as those that were
+    `seen` have ended by now."""
     bad: list[tuple[int, int, TransferEnd]] = []
     for end, ranges in seen:
         if not end.done:
@@ -312,7 +319,8 @@ def _within(ranges: Ranges, start: int, stop: int, distance: int) -> Ranges:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """The frames of its tracebacks are those of an I/O thread: they would keep the Transfer, the file and the buffer."""
+    """The frames of its tracebacks are those of an I/O thread: they would keep the Transfer,
+    the file and the buffer."""
     met: set[int] = set()
     while error is not None and id(error) not in met:
         met.add(id(error))

@@ -1,8 +1,9 @@
 """Calls that an interrupt must not cut in two: a thread that runs no signal handlers carries them out.
 
-Python runs signal handlers on the main thread, between any two byte codes, and Ctrl-C's raises there. What takes several steps to
-change (a batch's table, counters, queues and ring) would be left half changed. So the main thread hands such a call over and
-waits: an interrupt ends the waiting alone. A hand-over and back takes 18 us, where a call of a batch takes 300 and more.
+Python runs signal handlers on the main thread, between any two byte codes, and Ctrl-C's raises there. What
+takes several steps to change (a batch's table, counters, queues and ring) would be left half changed. So the
+main thread hands such a call over and waits: an interrupt ends the waiting alone. A hand-over and back takes
+18 us, where a call of a batch takes 300 and more.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class _Call(Generic[T]):
 
 
 class _Threads:
-    """The threads that calls are handed to. One is enough, unless interrupted calls still keep others busy."""
+    """The threads that calls are handed to. One is enough, unless interrupted calls
+    still keep others busy."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call[object]] = SimpleQueue()
@@ -100,10 +102,11 @@ _threads = _Threads()
 def uninterrupted(
     fn: Callable[[GivenUp], T], scheduler: Scheduler = THREADS, *, undo: Callable[[T], object] | None = None
 ) -> T:
-    """`fn(given_up)`, from its first step to its last. Raises what it raises, and what a signal handler of the caller raises.
+    """`fn(given_up)`, from its first step to its last. Raises what it raises, and what a signal
+    handler of the caller raises.
 
-    Then the call goes on. One that waits looks at `given_up()` now and then, and ends when it says so. A result that no longer
-    reaches the caller is given to `undo`.
+    Then the call goes on. One that waits looks at `given_up()` now and then, and ends when it says so. A
+    result that no longer reaches the caller is given to `undo`.
     """
     if not scheduler.interruptible():
         return fn(_never)

@@ -1,7 +1,8 @@
 """A machine's answers in one file: for a bug report, with everything that names the machine taken out.
 
-A .tar with `capture.json` (the answers) and `request.json` (what was asked). Host names, addresses (MAC, IP), serial numbers
-and UUIDs become tokens, the same one wherever the same text stood, so that what belongs together still does.
+A .tar with `capture.json` (the answers) and `request.json` (what was asked). Host names, addresses (MAC,
+IP), serial numbers and UUIDs become tokens, the same one wherever the same text stood, so that what
+belongs together still does.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _SERIAL_NUMBER = 0x0003
 """The extended capability of PCIe that holds a device's serial number, in the 8 bytes behind its header."""
 _SYSTEM = ("/sys/", "/proc/")
 _NAMING = ("/cmdline", "/mountinfo", "/cgroup", "/backing_file", "/dm/name")
-"""Files of the system in which people's names for things stand; in the others a host name is a coincidence."""
+"""Files of the system in which people's names for things stand; in the others a host
+name is a coincidence."""
 _COMMON = frozenset(
     {"box", "class", "data", "debian", "dev", "fedora", "host", "linux", "localhost", "mapper", "node", "pci"}
     | {"proc", "server", "sys", "ubuntu", "vm"}
@@ -75,7 +77,8 @@ class Scrubber:
         return self._tokens[key]
 
     def text(self, found: str, *, hosts: bool = True) -> str:
-        """The text with every name replaced; without `hosts`, host names stay: a host may be called as a device is."""
+        """The text with every name replaced; without `hosts`, host names stay: a host may
+        be called as a device is."""
         found = _NQN.sub(lambda m: f"nqn.{self._token('subsystem', m[0])}", found)
         found = _LVM.sub(lambda m: m[1] + self._token("lvm", m[0]), found)
         found = _HEXID.sub(lambda m: m[1] + self._token("gpu", m[0]), found)
@@ -148,7 +151,8 @@ def without_serial(config: str) -> str:
 
 
 def scrubbed(answers: dict[str, dict[str, Any]], host_names: list[str]) -> tuple[dict[str, Any], Scrubber]:
-    """Answers without what names the machine. Questions are cleaned like answers, so that each still finds its own."""
+    """Answers without what names the machine. Questions are cleaned like answers, so that
+    each still finds its own."""
     scrubber = Scrubber(host_names)
     return {scrubber.key(k): scrubber.answer(k, a) for k, a in answers.items()}, scrubber
 
@@ -173,8 +177,8 @@ def save(path: str, recorded: RecordingSource, request: dict[str, Any]) -> None:
 
 
 def restore(path: str) -> tuple[CapturedSource, dict[str, Any]]:
-    """(the source, what was asked) of a capture. Raises OSError, ArgumentError for what is no regular file, and ValueError for
-    anything else that is no capture."""
+    """(the source, what was asked) of a capture. Raises OSError, ArgumentError for what is no regular file,
+    and ValueError for anything else that is no capture."""
     try:
         with open(path, "rb", opener=regular.opener) as f, tarfile.open(fileobj=f, mode="r:") as tar:
             parts = {name: _part(tar, name) for name in ("capture.json", "request.json")}

@@ -15,13 +15,15 @@ NAMES = ("Kernel P2PDMA support", "HIP runtime", "amdgpu", "hipFile-capable volu
 
 
 def trusted_driver(machine: Machine) -> bool:
-    """Whether amdgpu is new enough for its capability bit to say whether direct I/O is up (G-4: above, not at, the threshold)."""
+    """Whether amdgpu is new enough for its capability bit to say whether direct I/O is up (G-4:
+    above, not at, the threshold)."""
     build = machine.dkms_build
     return build is not None and build > TRUSTED_BUILD
 
 
 def kernel_p2pdma(machine: Machine) -> Component:
-    """From the capability bit of any GPU with a new enough driver, else from the kernel's configuration (G-4)."""
+    """From the capability bit of any GPU with a new enough driver, else from the
+    kernel's configuration (G-4)."""
     if trusted_driver(machine):
         for node in machine.kfd.gpus:
             if node.ais:

@@ -1,4 +1,5 @@
-"""Conditions of a direct path, and the DirectFacts they add up to: at best, and at worst where something is not known."""
+"""Conditions of a direct path, and the DirectFacts they add up to: at best, and at worst
+where something is not known."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from nobounce.route.types import DirectFacts
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device as facts show it. `best` takes what is not known for granted, `worst` does not: where the judge answers the
-    same to both, the verdict is known. `absent` says why the device cannot be used at all, "" where it can."""
+    """One device as facts show it. `best` takes what is not known for granted, `worst` does not: where
+    the judge answers the same to both, the verdict is known. `absent` says why the device cannot be used
+    at all, "" where it can."""
 
     name: str
     best: DirectFacts
@@ -23,7 +25,8 @@ class DeviceView:
 
 
 def settle(base: DirectFacts, findings: list[Finding]) -> tuple[DirectFacts, DirectFacts]:
-    """(at best, at worst): the first "no" takes the direct path away from both, an "unknown" from the second alone."""
+    """(at best, at worst): the first "no" takes the direct path away from both, an
+    "unknown" from the second alone."""
     deciding = [f for f in findings if f.decides and f.code]
     no = next((f for f in deciding if f.answer == "no"), None)
     if no is not None:

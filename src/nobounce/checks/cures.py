@@ -1,7 +1,7 @@
 """The cheapest change that would help, in one sentence, with the command to type.
 
-A cure never advises giving up encryption or redundancy: a file on dm-crypt or MD RAID is to be moved, not its volume taken
-apart.
+A cure never advises giving up encryption or redundancy: a file on dm-crypt or MD RAID is to be moved,
+not its volume taken apart.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def nowhere() -> Sequence[str]:
 
 
 def root_command(*arguments: str) -> str:
-    """The command that asks again as root. It names the interpreter, since sudo forgets a virtual environment; -P, because
-    root is to run no module that lies in the current folder."""
+    """The command that asks again as root. It names the interpreter, since sudo forgets a virtual
+    environment; -P, because root is to run no module that lies in the current folder."""
     return shlex.join(["sudo", sys.executable, "-P", "-m", "nobounce", "check", *arguments])
 
 
@@ -112,7 +112,8 @@ _BY_CODE: dict[str, Priced] = {
     "virtual-function": (
         _ELSEWHERE,
         Cure(
-            "run on the host, or in a guest that has the whole GPU passed through: virtual functions have no direct I/O"
+            "run on the host, or in a guest that has the whole GPU passed through: virtual functions have "
+            "no direct I/O"
         ),
     ),
     "iommu-translated": (
@@ -137,13 +138,15 @@ def _move(machine: Machine, seen: Look, others: Others) -> Priced:
             "read from a disk that supports O_DIRECT: a local NVMe disk, directly or through LVM"
         )
     return _ELSEWHERE, Cure(
-        "move the file to an xfs or ext4 file system on a local NVMe disk (directly or through LVM): none is mounted here",
+        "move the file to an xfs or ext4 file system on a local NVMe disk (directly or through LVM): none "
+        "is mounted here",
         "lsblk --output NAME,TYPE,TRAN,FSTYPE,MOUNTPOINT",
     )
 
 
 def _folder_on(machine: Machine, mount_point: str) -> str:
-    """Where a file may be put on a volume: on that of / never into / itself; "" where no folder there is known."""
+    """Where a file may be put on a volume: on that of / never into / itself; "" where
+    no folder there is known."""
     if mount_point != "/":
         return mount_point
     others = {m.mount_point for m in machine.mounts}
@@ -167,9 +170,15 @@ def _journal(machine: Machine, seen: Look, others: Others) -> Priced:
         return price, cure
     system = seen.facts.filesystem
     if system.journal == "none":
-        command = f"sudo umount {_q(system.mount_point)} && sudo tune2fs -O has_journal {_q(system.source)} && sudo mount {_q(system.source)} {_q(system.mount_point)}"
+        command = (
+            f"sudo umount {_q(system.mount_point)} && sudo tune2fs -O has_journal {_q(system.source)} && "
+            f"sudo mount {_q(system.source)} {_q(system.mount_point)}"
+        )
         return _MOUNT, Cure(f"give the ext4 at {system.mount_point} a journal", command)
-    command = f"sudo umount {_q(system.mount_point)} && sudo mount -o data=ordered {_q(system.source)} {_q(system.mount_point)}"
+    command = (
+        f"sudo umount {_q(system.mount_point)} && sudo mount -o data=ordered {_q(system.source)} "
+        f"{_q(system.mount_point)}"
+    )
     return _MOUNT, Cure(f"mount {system.mount_point} with data=ordered", command)
 
 

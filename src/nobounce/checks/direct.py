@@ -1,7 +1,8 @@
-"""The DirectFacts of a device from facts alone: what the runtimes report of themselves, where no runtime works.
+"""The DirectFacts of a device from facts alone: what the runtimes report of
+themselves, where no runtime works.
 
-The conditions are those that real transfers meet later, as errors of the driver: HIP calls, kernel and driver support,
-virtual functions, memory that PCI peers reach. Each comes with the file it was read from.
+The conditions are those that real transfers meet later, as errors of the driver: HIP calls, kernel and driver
+support, virtual functions, memory that PCI peers reach. Each comes with the file it was read from.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ def _virtual(machine: Machine, gpu: Gpu) -> Finding:
     return Finding(
         "pci",
         "unknown",
-        f"{gpu.name} may be an SR-IOV virtual function: this is a virtual machine and amdsmi, which would know, does not tell",
+        f"{gpu.name} may be an SR-IOV virtual function: this is a virtual machine and amdsmi, which would "
+        "know, does not tell",
         path,
         "virtual-function",
     )
@@ -247,7 +249,10 @@ def _nvidia(machine: Machine, gpu: Gpu) -> DeviceView:
         sentence = f"the PCI address of {gpu.name} is not shown here, so its distance to disks is not known"
         found.append(Finding("pci", "unknown", sentence, machine.nvidia.read_from, "no-p2p"))
     elif not gpu.certain:
-        sentence = "CUDA numbers the fastest GPU first, so the numbers here (by PCI address) may differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        sentence = (
+            "CUDA numbers the fastest GPU first, so the numbers here (by PCI address) may differ: set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
         found.append(Finding("device", "unknown", sentence, machine.nvidia.read_from, decides=False))
     if not machine.libraries(CUDA):
         found.append(

@@ -29,12 +29,14 @@ NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre
 
 
 ModelAt = Callable[[str], tuple[str, list[str]]]
-"""What is wrong with the model at a path, as a sentence, or "", and its files: none where there is no model."""
+"""What is wrong with the model at a path, as a sentence, or "", and its files: none
+where there is no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One path looked at: `facts` for the judge, or, where there can be none, the verdict and the finding that says why."""
+    """One path looked at: `facts` for the judge, or, where there can be none, the verdict and
+    the finding that says why."""
 
     path: str
     facts: FileFacts | None
@@ -121,7 +123,10 @@ def _findings(source: Source, facts: FileFacts, stacks: list[BlockNode]) -> list
     elif not system.memory:
         found.append(Finding("file system", "yes", _system(system), system.decided_by, decides=False))
     if facts.dio_offset_align:
-        sentence = f"direct I/O at multiples of {facts.dio_offset_align} bytes in the file and {facts.dio_mem_align} in memory"
+        sentence = (
+            f"direct I/O at multiples of {facts.dio_offset_align} bytes in the file and "
+            f"{facts.dio_mem_align} in memory"
+        )
         found.append(Finding("file", "yes", sentence, label, decides=False))
     elif facts.dio_offset_align is None and facts.direct_probe == "yes":
         found.append(
@@ -182,7 +187,8 @@ def describe(node: BlockNode) -> str:
 
 
 def looks(machine: Machine, path: str, model: ModelAt | None = None) -> list[Look]:
-    """Every file that a path stands for, looked at: those of the model there, missing ones too, else as `expand` says."""
+    """Every file that a path stands for, looked at: those of the model there, missing ones
+    too, else as `expand` says."""
     wrong, files = "", []
     if model is not None:
         with contextlib.suppress(OSError):  # a capture of a version that did not ask
@@ -193,8 +199,8 @@ def looks(machine: Machine, path: str, model: ModelAt | None = None) -> list[Loo
 
 
 def expand(machine: Machine, path: str) -> list[str]:
-    """The files that a path stands for: a folder's files (not its subfolders') and its links that lead nowhere, else the path
-    itself.
+    """The files that a path stands for: a folder's files (not its subfolders') and its links that lead
+    nowhere, else the path itself.
     """
     source = machine.source
     try:

@@ -34,8 +34,8 @@ EXIT_CODES: dict[VerdictName, int] = {"fastpath": 0, "fallback": 1, "unknown": 3
 class Finding:
     """One layer's answer to "can the bytes go direct?": yes, no or unknown, and the file that told.
 
-    `code` is the refusal code that a "no" leads to; `decides` is False for what is worth knowing but stops nothing (a
-    downtrained link); `needs_root` says that root would know.
+    `code` is the refusal code that a "no" leads to; `decides` is False for what is worth knowing but stops
+    nothing (a downtrained link); `needs_root` says that root would know.
     """
 
     layer: Layer
@@ -62,8 +62,9 @@ class Cure:
 class Verdict:
     """What becomes of a read of one file into one device's memory.
 
-    `decided_by` are the findings that made the verdict, `findings` all of them in the order of the layers. `direct_to` says what
-    fastpath means here: the device's own memory ("device") or host memory, which is no P2P ("host").
+    `decided_by` are the findings that made the verdict, `findings` all of them in the order of the
+    layers. `direct_to` says what fastpath means here: the device's own memory ("device") or host memory,
+    which is no P2P ("host").
     """
 
     path: str
@@ -81,7 +82,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One of hipFile's four lines (G-2): a name and whether it is there; `note` says why not, or why it is not known."""
+    """One of hipFile's four lines (G-2): a name and whether it is there; `note` says why
+    not, or why it is not known."""
 
     name: str
     answer: Known

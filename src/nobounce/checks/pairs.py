@@ -1,4 +1,5 @@
-"""The way between one file's disks and one GPU: PCI distance, root complex, IOMMU, ACS, and links below their best."""
+"""The way between one file's disks and one GPU: PCI distance, root complex, IOMMU, ACS,
+and links below their best."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def block_findings(file: FileFacts, gpu: Gpu, storage_way: str) -> list[Finding]
     """The block stack as the GPU's direct path takes it."""
     block = file.block
     if block is None:
-        sentence = f"what carries the bytes of {file.filesystem.fstype} is no block device that can be seen from here"
+        sentence = (
+            f"what carries the bytes of {file.filesystem.fstype} is no block device that can be seen from "
+            "here"
+        )
         return [Finding("block", "unknown", sentence, file.filesystem.decided_by, "no-p2p")]
     answer, sentence = (
         block.peer,
@@ -93,8 +97,9 @@ def _way(machine: Machine, disk: PciDevice, gpu: PciDevice, name: str) -> Findin
 
 
 def redirects(machine: Machine, disk: PciDevice, gpu: PciDevice) -> dict[str, int | None]:
-    """The functions between two devices whose ACS sends peer requests up, with its control register, and those of which
-    that is not known (None). None for two devices of different bridges of the root: all goes through it anyway."""
+    """The functions between two devices whose ACS sends peer requests up, with its control register,
+    and those of which that is not known (None). None for two devices of different bridges of the root:
+    all goes through it anyway."""
     if distance(disk, gpu) in (*CROSSES, "unknown"):
         return {}
     controls = {bdf: acs_control(machine.source, bdf) for bdf in between(disk, gpu)}
@@ -112,7 +117,8 @@ def _iommu(machine: Machine, disk: PciDevice, gpu: PciDevice, name: str) -> list
         asked = kernel_options(machine.source).get("iommu", "")
         said = f"{one.kind}; iommu={asked} on the kernel's command line" if asked else one.kind
         sentence = (
-            f"an IOMMU translates the addresses of {label} ({said}), which peer requests through the root complex often fail on"
+            f"an IOMMU translates the addresses of {label} ({said}), which peer requests through the root "
+            "complex often fail on"
             if one.translated == "yes"
             else f"whether an IOMMU translates the addresses of {label} cannot be read"
         )

@@ -1,4 +1,5 @@
-"""May this process use the GPU at all? Device nodes, groups, containers and WSL, with the exact flag that is missing."""
+"""May this process use the GPU at all? Device nodes, groups, containers and WSL, with the
+exact flag that is missing."""
 
 from __future__ import annotations
 
@@ -62,7 +63,10 @@ def _closed(machine: Machine, node: NodeAccess, flags: str) -> Finding:
         return Finding("access", "no", sentence, path, "no-device")
     elif node.state == "denied":
         mine = groups(machine.source)
-        sentence = f"this user may not open {node.path}, which belongs to group {node.group} (yours: {', '.join(mine) or 'none'})"
+        sentence = (
+            f"this user may not open {node.path}, which belongs to group {node.group} (yours: "
+            f"{', '.join(mine) or 'none'})"
+        )
         if inside:
             sentence += f": start the container with --group-add {node.group}"
     else:

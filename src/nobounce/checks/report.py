@@ -39,7 +39,8 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A machine without a file in question: hipFile's four lines, its volumes and devices, and what to warn of."""
+    """A machine without a file in question: hipFile's four lines, its volumes and
+    devices, and what to warn of."""
 
     system: tuple[str, str, str, str, str]
     components: tuple[Component, ...]
@@ -57,7 +58,8 @@ class Survey:
 def check_paths(
     machine: Machine, paths: list[str], devices: list[str], model: ModelAt | None = None
 ) -> list[Verdict]:
-    """A verdict for every file and device; a path stands for the files of the model there, a folder else for its files."""
+    """A verdict for every file and device; a path stands for the files of the model there, a
+    folder else for its files."""
     views = [view_of(machine, name) for name in devices or every_device(machine)]
     volumes = Volumes(machine)
     found = []

@@ -1,4 +1,5 @@
-"""A topology as a picture: one SVG that stands alone, light or dark as its reader's system is, all text escaped."""
+"""A topology as a picture: one SVG that stands alone, light or dark as its reader's
+system is, all text escaped."""
 
 from __future__ import annotations
 

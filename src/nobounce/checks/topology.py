@@ -1,4 +1,5 @@
-"""Where GPUs, disks and network cards sit: NUMA nodes, PCIe paths, xGMI links, and how far each disk is from each GPU."""
+"""Where GPUs, disks and network cards sit: NUMA nodes, PCIe paths, xGMI links, and how far
+each disk is from each GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One device in its place. `parents` are the host bridge and the bridges above it; `facts` what sysfs says of it."""
+    """One device in its place. `parents` are the host bridge and the bridges above it;
+    `facts` what sysfs says of it."""
 
     name: str
     kind: Kind

@@ -1,7 +1,8 @@
 """The verdict for one file and one device, from the judge that routes real requests.
 
-The request is a plain read of the whole file, aligned. Where facts leave a question open that the judge would act on, it is
-asked twice, with the best and the worst answer: if it decides the same way, the verdict stands; if not, it is "unknown".
+The request is a plain read of the whole file, aligned. Where facts leave a question open that the judge would
+act on, it is asked twice, with the best and the worst answer: if it decides the same way, the verdict stands;
+if not, it is "unknown".
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def read_request(
     device: str,
     indirect: tuple[IndirectRange, ...] = (),
 ) -> Request:
-    """The request that a check judges: the file from its start, of a size that is aligned, into aligned memory."""
+    """The request that a check judges: the file from its start, of a size that is
+    aligned, into aligned memory."""
     grain = max(facts.dio_offset_align or UNREPORTED_ALIGN, direct.min_offset_align)
     nbytes = max(1, min(facts.nbytes, LARGEST))
     nbytes = -(-nbytes // grain) * grain
@@ -75,7 +77,8 @@ def outcome(request: Request) -> VerdictName:
 
 
 def verdict_for(machine: Machine, seen: Look, view: DeviceView, others: Others = nowhere) -> Verdict:
-    """Judge one file on one device. `others` are mount points where a file would fare better, nearest first."""
+    """Judge one file on one device. `others` are mount points where a file would
+    fare better, nearest first."""
     findings = [*seen.findings, *view.findings]
     if view.absent:
         return _verdict(machine, seen, view, "impossible", findings, _absence(view.findings), others)

@@ -1,4 +1,5 @@
-"""Every block-backed volume: hipFile's table (G-7 to G-12), with the verdict of the judge for each device beside it."""
+"""Every block-backed volume: hipFile's table (G-7 to G-12), with the verdict of the judge
+for each device beside it."""
 
 from __future__ import annotations
 
@@ -75,8 +76,9 @@ def capable(fits: bool, peer: Known, o_direct: Known) -> Known:
 
 
 def try_direct(source: Source, folder: str) -> tuple[Known, int, int]:
-    """(does O_DIRECT work in a folder, memory and offset alignment in bytes or 0): by a nameless temporary file, or, where
-    there are none, by a hidden one that is removed at once. "unknown" where it may not be made (G-10)."""
+    """(does O_DIRECT work in a folder, memory and offset alignment in bytes or 0): by a nameless
+    temporary file, or, where there are none, by a hidden one that is removed at once. "unknown" where
+    it may not be made (G-10)."""
 
     def live() -> list[Any]:
         try:
@@ -97,7 +99,8 @@ def try_direct(source: Source, folder: str) -> tuple[Known, int, int]:
 
 
 class Volumes:
-    """The rows, made once: mounts of one device share its stack, its journaling mode and the trial of O_DIRECT."""
+    """The rows, made once: mounts of one device share its stack, its journaling mode
+    and the trial of O_DIRECT."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

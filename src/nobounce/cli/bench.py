@@ -1,4 +1,5 @@
-"""nobounce bench: the limits of this machine, then load, read and write through each backend, in fio's words."""
+"""nobounce bench: the limits of this machine, then load, read and write through each
+backend, in fio's words."""
 
 from __future__ import annotations
 
@@ -87,8 +88,8 @@ def command(
 
 
 def choose_size(folder: str) -> int:
-    """A sixteenth of the memory that this process may use or an eighth of the free space, from 64 MiB to 1 GiB, but no more than a
-    quarter of that memory."""
+    """A sixteenth of the memory that this process may use or an eighth of the free space, from 64 MiB to 1
+    GiB, but no more than a quarter of that memory."""
     memory = this_machine().own_memory_nbytes
     wanted = max(LEAST, min(MOST, memory // 16, shutil.disk_usage(folder).free // 8))
     return min(wanted, memory // 4) // MIB * MIB
@@ -108,7 +109,8 @@ def measure(
         "size": nbytes,
     }
     tell(
-        f"machine: {machine['cpu']}, {counted(machine['cores'], 'core')}, Linux {machine['kernel']}; device {device.name}; file of {nbytes // MIB} MiB"
+        f"machine: {machine['cpu']}, {counted(machine['cores'], 'core')}, Linux {machine['kernel']}; device "
+        f"{device.name}; file of {nbytes // MIB} MiB"
     )
     make_model(model, nbytes)
     found = {
@@ -137,7 +139,8 @@ def measure(
 
 
 def make_model(path: str, nbytes: int) -> None:
-    """A safetensors file of about `nbytes` bytes: bytes as they come, which no file system can compress away."""
+    """A safetensors file of about `nbytes` bytes: bytes as they come, which no file
+    system can compress away."""
     each = nbytes // TENSORS
     header = {
         f"t{i}": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]}
@@ -216,6 +219,7 @@ def line(job: dict[str, Any]) -> str:
         return f"{name}: withheld: {job['error']}"
     samples = ", ".join(f"{s * 1e3:.0f}" for s in job["samples"])
     return (
-        f"{name}: IOPS={job['iops']:.1f}, BW={job['bw_bytes'] / MIB:.0f}MiB/s ({job['bw_bytes'] / 1e6:.0f}MB/s)"
+        f"{name}: IOPS={job['iops']:.1f}, BW={job['bw_bytes'] / MIB:.0f}MiB/s "
+        f"({job['bw_bytes'] / 1e6:.0f}MB/s)"
         f"({job['io_bytes'] // MIB}MiB/{job['runtime_ms']:.0f}msec); samples {samples} msec"
     )

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _SETTINGS = ("allow_compat_mode", "force_compat_mode", "unsupported_file_systems", "device")
 """What of the settings a verdict depends on: a capture keeps it."""
 UNKNOWN = 3
-"""The exit code of an unknown verdict, and of a check that an error kept from one: 1 would say that fallback works."""
+"""The exit code of an unknown verdict, and of a check that an error kept from one: 1 would
+say that fallback works."""
 _DEVICE = re.compile(r"cpu|(sim|cuda|hip)(:[0-9]{1,9})?")
 _CHOICES = "cpu, sim:N, cuda:N or hip:N"
 
@@ -108,7 +109,8 @@ def _say_what_root_follows(source: Source) -> None:
     chosen = ", ".join(f"{k}={v}" for k, v in variables(source, FOLLOWED).items())
     if chosen:
         complain(
-            f"nobounce check: GPU libraries are also looked for, and loaded as root, where {printable(chosen)} says: "
+            "nobounce check: GPU libraries are also looked for, and loaded as root, where "
+            f"{printable(chosen)} says: "
             "unset what you do not trust"
         )
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from nobounce.errors import ArgumentError, FileError, named
 
 OURS = (sys.executable, "-P", "-m")
-"""This interpreter for a module of nobounce. Without -P it would take `json.py` and the like from the current folder."""
+"""This interpreter for a module of nobounce. Without -P it would take `json.py` and the like
+from the current folder."""
 
 
 def command_line(program: Sequence[str]) -> list[str]:
-    """What to execute for PROGRAM args: `nobounce` is this one; a .py file that the system cannot execute by itself, and a
-    module after -m, go to this Python.
+    """What to execute for PROGRAM args: `nobounce` is this one; a .py file that the system cannot execute by
+    itself, and a module after -m, go to this Python.
 
     Raises ArgumentError for a program that is not there or may not be executed.
     """
@@ -62,7 +63,8 @@ _ours: list[str] = []
 
 
 def spare_threads() -> None:
-    """Have numpy's OpenBLAS, which nothing here needs, start no threads: it sends this process a SIGINT where it cannot."""
+    """Have numpy's OpenBLAS, which nothing here needs, start no threads: it sends this process
+    a SIGINT where it cannot."""
     if _OPENBLAS not in os.environ:
         os.environ[_OPENBLAS] = "1"
         _ours.append(_OPENBLAS)
@@ -79,10 +81,11 @@ def run_program(
     tick: Callable[[subprocess.Popen[bytes]], None] | None = None,
     every: float = 0.1,
 ) -> int:
-    """Run it with its own stdin, stdout and stderr; `tick` is called while it runs. Returns its exit code, 128 + n for signal n.
+    """Run it with its own stdin, stdout and stderr; `tick` is called while it runs. Returns its exit
+    code, 128 + n for signal n.
 
-    Interrupts from the terminal reach the program by themselves; SIGTERM and SIGHUP are passed on. Raises ArgumentError for
-    what is not there, FileError for what cannot be executed.
+    Interrupts from the terminal reach the program by themselves; SIGTERM and SIGHUP are passed on. Raises
+    ArgumentError for what is not there, FileError for what cannot be executed.
     """
     command = command_line(program)
     child: subprocess.Popen[bytes] | None = None

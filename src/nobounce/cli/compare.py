@@ -1,4 +1,5 @@
-"""nobounce compare: the same transfers by auto, direct required and fallback forced, everything else held equal."""
+"""nobounce compare: the same transfers by auto, direct required and fallback forced,
+everything else held equal."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ MODES: dict[str, dict[str, str]] = {
 }
 GIB = 1 << 30
 USUAL, MOST = 1 << 14, 1 << 20
-"""Transfers of one run: as many as some seconds take where --size is not given; more than the second are refused."""
+"""Transfers of one run: as many as some seconds take where --size is not given; more
+than the second are refused."""
 NO_RELAY = (
     "on cpu, fallback is a read or write through the page cache and no relay: device memory is host memory. "
     "To see what a relay costs, compare on sim:0 (--device sim:0)"
@@ -45,7 +47,8 @@ def command(
     size: Annotated[
         str | None,
         typer.Option(
-            help="At most this much of the file. Default: 1GiB, less where small slices make that too many transfers."
+            help="At most this much of the file. Default: 1GiB, less where small slices make that "
+            "too many transfers."
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=50, help="Runs of each mode, alternately.")] = 3,
@@ -57,7 +60,8 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Settle it: bytes per path and relayed bytes first, then throughput, where the path was the one named."""
+    """Settle it: bytes per path and relayed bytes first, then throughput, where the
+    path was the one named."""
 
     def action() -> int:
         from nobounce.device import Device, default_device
@@ -108,7 +112,8 @@ def command(
 
 @contextlib.contextmanager
 def _subject(path: str, write: bool, nbytes: int) -> Iterator[tuple[str, int]]:
-    """(path, descriptor to hand on or -1) of the file that the runs work on: PATH itself, or one of its size beside it to write."""
+    """(path, descriptor to hand on or -1) of the file that the runs work on: PATH itself, or one of its
+    size beside it to write."""
     if not write:
         yield path, -1
         return
@@ -179,8 +184,10 @@ def judge(mode: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _print(path: str, device: str, equal: dict[str, Any], results: list[dict[str, Any]], note: str) -> None:
     say(
-        f"{equal['op']} of {equal['nbytes']} bytes, {printable(path)}, {device}: {counted(equal['streams'], 'stream')}, "
-        f"slices of {counted(equal['slice'], 'byte')}, cold page cache, statistics level 1, {counted(equal['rounds'], 'run')} each, alternately"
+        f"{equal['op']} of {equal['nbytes']} bytes, {printable(path)}, {device}: "
+        f"{counted(equal['streams'], 'stream')}, "
+        f"slices of {counted(equal['slice'], 'byte')}, cold page cache, statistics level 1, "
+        f"{counted(equal['rounds'], 'run')} each, alternately"
     )
     if note:
         say(f"note: {note}")

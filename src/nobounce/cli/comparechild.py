@@ -1,4 +1,5 @@
-"""One run of `nobounce compare`, in a process of its own: the variables that force a backend are read once per process."""
+"""One run of `nobounce compare`, in a process of its own: the variables that force a backend
+are read once per process."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ PAGE = 4096
 def measure(
     path: str, device_name: str, streams: int, slice_nbytes: int, op: str, limit: int
 ) -> dict[str, Any]:
-    """Move the file's first `limit` bytes in slices, round the streams; seconds from the first submission to the last end."""
+    """Move the file's first `limit` bytes in slices, round the streams; seconds from the first
+    submission to the last end."""
     from nobounce.device import Device
     from nobounce.io.file import open as open_file
     from nobounce.observe.snapshot import stats

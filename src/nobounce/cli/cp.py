@@ -26,7 +26,8 @@ STREAMS = 4
 def copy(
     source: File, target: File, nbytes: int, device: Device, require: RequireOption, advance: object
 ) -> list[Receipt]:
-    """Move `nbytes` bytes slice by slice, each read and written in the order of its stream; bounded memory."""
+    """Move `nbytes` bytes slice by slice, each read and written in the order of its
+    stream; bounded memory."""
     receipts: list[Receipt] = []
 
     def settle(pair: tuple[Transfer, Transfer, int, int]) -> None:

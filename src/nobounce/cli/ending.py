@@ -1,9 +1,11 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command alike: through every `finally`, so that no file of ours stays behind.
+"""Ctrl-C, SIGTERM and SIGHUP end a command alike: through every `finally`, so that no
+file of ours stays behind.
 
-A mount that hangs may hold up that way for good, with the main thread inside the kernel, where no handler runs. So a second
-thread looks for the signal too: the interpreter's own handler writes its number to a descriptor where another thread took it, and
-it stays pending where the kernel gave it to a thread that does not come back. The second thread says the one line if the main one
-does not, and ends the process when its time is over.
+A mount that hangs may hold up that way for good, with the main thread inside the kernel, where no
+handler runs. So a second thread looks for the signal too: the interpreter's own handler writes its
+number to a descriptor where another thread took it, and it stays pending where the kernel gave it to a
+thread that does not come back. The second thread says the one line if the main one does not, and ends
+the process when its time is over.
 """
 
 from __future__ import annotations
@@ -157,8 +159,9 @@ def asked() -> KeyboardInterrupt | None:
 def settle() -> None:
     """Have the process end with the exit code that it is given.
 
-    `python -m` ends by SIGINT itself where KeyboardInterrupt came out of the last `exec` of a text, caught or not: dataclasses and
-    named tuples, made while a module is loaded, are such texts. Running another one makes the interpreter forget it.
+    `python -m` ends by SIGINT itself where KeyboardInterrupt came out of the last `exec` of a text, caught or
+    not: dataclasses and named tuples, made while a module is loaded, are such texts. Running another one
+    makes the interpreter forget it.
     """
     exec("")
 
@@ -173,8 +176,9 @@ def resume() -> None:
 def orderly(*, last: bool = False) -> Iterator[None]:
     """Have the signals raise Ended inside, on the main thread; elsewhere nothing changes.
 
-    Behind the `last` block of a process they end it at once and in silence: there is no work left that they could keep from its end.
-    A process that was asked to end has GRACE_SECONDS for that, what follows the block included.
+    Behind the `last` block of a process they end it at once and in silence: there is no work left that
+    they could keep from its end. A process that was asked to end has GRACE_SECONDS for that, what
+    follows the block included.
     """
     global _watch
     if threading.current_thread() is not threading.main_thread():
@@ -196,7 +200,8 @@ def orderly(*, last: bool = False) -> Iterator[None]:
 
 
 def _again(hook: Callable[[Any], object], watch: _Watch) -> Callable[[Any], None]:
-    """A hook for exceptions that cannot come out, as in `__del__`: an interrupt among them is raised once more, a moment later."""
+    """A hook for exceptions that cannot come out, as in `__del__`: an interrupt among them is raised
+    once more, a moment later."""
 
     def call(unraisable: Any) -> None:
         if not isinstance(unraisable.exc_value, Ended) or watch.asked is None:

@@ -52,7 +52,8 @@ def _print(data: dict[str, Any], device: str) -> None:
     say(f"{printable(data['path'])} on {device}: {data['what']}")
     for s in data["segments"]:
         say(
-            f"  {s['backend']:<8} {s['nbytes']:>15,} bytes at {s['file_offset']}: {s['reason']}: {s['sentence']}"
+            f"  {s['backend']:<8} {s['nbytes']:>15,} bytes at {s['file_offset']}: {s['reason']}: "
+            f"{s['sentence']}"
         )
         if s["cure"]:
             say(f"  {'':<8} cure: {s['cure']}")
@@ -104,7 +105,10 @@ def command(
                             require=require.value,
                             cache=cache.value,
                         )
-                    what = f"{counted(len(one.header.tensors), 'tensor')}, {one.header.data_nbytes:,} bytes of data"
+                    what = (
+                        f"{counted(len(one.header.tensors), 'tensor')}, {one.header.data_nbytes:,} bytes of "
+                        "data"
+                    )
                     routes.append(_as_data(one.path, what, route))
             finally:
                 close_model(opened)

@@ -86,7 +86,8 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Rewrite sources that use cuFile's bindings, kvikio, the CUDA runtime or torch.cuda.gds; list what is left, and why."""
+    """Rewrite sources that use cuFile's bindings, kvikio, the CUDA runtime or torch.cuda.gds;
+    list what is left, and why."""
     piped = files == ["-"]
 
     def action() -> int:

@@ -66,7 +66,8 @@ def command(
         for warning in model.warnings:
             say(f"  warning: {warning}")
         say(
-            f"{counted(len(model), 'tensor')}, {receipt.nbytes / 2**30 / seconds:.2f} GiB/s with everything ({seconds:.3f} s)"
+            f"{counted(len(model), 'tensor')}, {receipt.nbytes / 2**30 / seconds:.2f} GiB/s with everything "
+            f"({seconds:.3f} s)"
         )
         return DONE
 

@@ -27,7 +27,8 @@ from nobounce.errors import (
 REDRAW_SECONDS = 0.1
 
 DONE, NOT_MET, USAGE = 0, 1, 2
-"""Exit codes (docs/cli.md): done; asked for and not met; wrong usage or settings. 128 + n: ended by signal n."""
+"""Exit codes (docs/cli.md): done; asked for and not met; wrong usage or settings.
+128 + n: ended by signal n."""
 
 
 def document(verb: str, **fields: Any) -> dict[str, Any]:
@@ -90,7 +91,8 @@ def error_fields(error: BaseException) -> dict[str, Any]:
 
 
 def tell(verb: str, error: BaseException, as_json: bool, results: str = "stdout") -> None:
-    """Say what went wrong: one line on stderr, whatever the message holds, or one JSON object where results go."""
+    """Say what went wrong: one line on stderr, whatever the message holds, or one JSON
+    object where results go."""
     if as_json:
         emit_json(document(verb, error=error_fields(error)), results)
     else:
@@ -100,11 +102,12 @@ def tell(verb: str, error: BaseException, as_json: bool, results: str = "stdout"
 def run(
     verb: str, as_json: bool, action: Callable[[], int], results: str = "stdout", failed: int = NOT_MET
 ) -> int:
-    """Run a verb's action; turn an exception of ours or of the system, or an interrupt, into one line and an exit code.
+    """Run a verb's action; turn an exception of ours or of the system, or an interrupt, into
+    one line and an exit code.
 
-    `results` names where the verb prints its results, "stdout", "stderr" or "" (into a file); JSON of an error goes to
-    stderr unless it is "stdout". Results that could not be printed are an error, a reader that has gone is none. `failed` is
-    the exit code of errors that are not of usage.
+    `results` names where the verb prints its results, "stdout", "stderr" or "" (into a file); JSON of an
+    error goes to stderr unless it is "stdout". Results that could not be printed are an error, a reader that
+    has gone is none. `failed` is the exit code of errors that are not of usage.
     """
     ending.begin(verb)
     try:

@@ -13,7 +13,8 @@ NBYTES = 1 << 20
 
 
 def transfer(path: str, device: str) -> dict[str, Any]:
-    """Read up to 1 MiB of the file into the device's memory, auto-routed; never raises for what the machine refuses."""
+    """Read up to 1 MiB of the file into the device's memory, auto-routed; never raises for
+    what the machine refuses."""
     from nobounce.device import Device
     from nobounce.io.file import open as open_file
 

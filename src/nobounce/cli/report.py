@@ -49,7 +49,8 @@ def command(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Bytes by backend and reason, timeline, throughput, latency, sizes, slowest transfers, and a roofline."""
+    """Bytes by backend and reason, timeline, throughput, latency, sizes, slowest
+    transfers, and a roofline."""
 
     def action() -> int:
         from nobounce.observe.analyse import analyse
@@ -78,7 +79,8 @@ def command(
         else:
             t = data["totals"]
             say(
-                f"{printable(output)}: fastpath {t['fastpath_bytes']} bytes, fallback {t['fallback_bytes']} bytes in {counted(t['transfers'], 'transfer')}"
+                f"{printable(output)}: fastpath {t['fastpath_bytes']} bytes, fallback {t['fallback_bytes']} "
+                f"bytes in {counted(t['transfers'], 'transfer')}"
             )
             for roof in data["roofs"]:
                 say(f"  {roof['way']}: {roof['sentence']}")
@@ -88,7 +90,8 @@ def command(
 
 
 def read_limits(path: str) -> dict[str, float]:
-    """Limits in bytes per second from the JSON of `nobounce bench`. Raises ArgumentError, FileError and FormatError."""
+    """Limits in bytes per second from the JSON of `nobounce bench`. Raises ArgumentError,
+    FileError and FormatError."""
     from nobounce.facts import regular
     from nobounce.observe import records
 
@@ -122,7 +125,8 @@ def measure_writing(folder: str) -> dict[str, float]:
 
 
 def measure_limits(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Host memory, the disk of the largest traced file that is still there (read only), and the link of each traced device."""
+    """Host memory, the disk of the largest traced file that is still there (read only), and the
+    link of each traced device."""
     from nobounce.device import Device
     from nobounce.observe import limits
 

@@ -1,4 +1,5 @@
-"""nobounce roundtrip: the published multi-stream test of hipFile, on any device: file to device and back, in stream order."""
+"""nobounce roundtrip: the published multi-stream test of hipFile, on any device: file to device
+and back, in stream order."""
 
 from __future__ import annotations
 
@@ -52,9 +53,9 @@ def fnv1a(path: str, advance: Callable[[str, int], None] | None = None) -> tuple
 def fnv1a_block(value: int, block: bytes) -> int:
     """The hash after `block`, whole arrays at a time: four times as fast as a loop over bytes.
 
-    x ^ b is x + d, where d depends on the lowest byte of x alone; so the hash is a sum of d times powers of the prime, once
-    the lowest bytes are known. Of these, bit k after a byte is itself, the byte's bit and a carry out of the bits below it,
-    all by exclusive or: eight running ones give all eight bits.
+    x ^ b is x + d, where d depends on the lowest byte of x alone; so the hash is a sum of d times powers of
+    the prime, once the lowest bytes are known. Of these, bit k after a byte is itself, the byte's bit and a
+    carry out of the bits below it, all by exclusive or: eight running ones give all eight bits.
     """
     import numpy as np
 
@@ -101,8 +102,8 @@ def check_untouched(path: str, what: str) -> None:
 
 
 def check_room(paths: Sequence[str], nbytes: int) -> None:
-    """Raise ArgumentError where the disks of `paths` have no room for `nbytes` in each, beside what the files hold until they are
-    replaced."""
+    """Raise ArgumentError where the disks of `paths` have no room for `nbytes` in each, beside what the files
+    hold until they are replaced."""
     need: Counter[int] = Counter()
     for path in paths:
         folder = os.path.dirname(os.path.realpath(path))
@@ -111,7 +112,8 @@ def check_room(paths: Sequence[str], nbytes: int) -> None:
             need[disk] += nbytes
             if need[disk] > shutil.disk_usage(folder).free:
                 raise ArgumentError(
-                    f"{printable(folder)} has no room for {need[disk]} bytes: choose a smaller --slice or fewer --streams"
+                    f"{printable(folder)} has no room for {need[disk]} bytes: choose a smaller --slice or "
+                    "fewer --streams"
                 )
 
 
@@ -128,7 +130,8 @@ class _Lane:
 
 @contextlib.contextmanager
 def lanes(device: Device, count: int, nbytes: int, flags: int) -> Iterator[list[_Lane]]:
-    """Streams with zeroed buffers; what was set up is torn down in reverse, also when the set-up fails half-way."""
+    """Streams with zeroed buffers; what was set up is torn down in reverse, also when
+    the set-up fails half-way."""
     from nobounce.io.params import StreamFlags
     from nobounce.io.streams import deregister_stream, register_stream
 
@@ -146,7 +149,8 @@ def lanes(device: Device, count: int, nbytes: int, flags: int) -> Iterator[list[
 
 
 def _synced(stream: Stream) -> Callable[..., None]:
-    """Wait for the stream at the end. What transfers ended with that an interrupt has cancelled is not its to raise."""
+    """Wait for the stream at the end. What transfers ended with that an interrupt has
+    cancelled is not its to raise."""
 
     def leave(kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -161,7 +165,8 @@ def _synced(stream: Stream) -> Callable[..., None]:
 def transfer_all(
     read_path: str, write_path: str, device: Device, streams: int, slice_nbytes: int, require: RequireOption
 ) -> tuple[list[str], list[Receipt]]:
-    """Read each slice on its stream, write it back on the same one; returns what was wrong and every receipt."""
+    """Read each slice on its stream, write it back on the same one; returns what was
+    wrong and every receipt."""
     from nobounce.io.file import File
     from nobounce.io.file import open as open_file
 
@@ -179,8 +184,8 @@ def transfer_all(
     ):
         target.truncate(0)
         moves: deque[tuple[Transfer, Transfer, int, int]] = deque()
-        # After an interrupt. The newest first: a stream goes on behind a cancelled read, and would begin the write of bytes that
-        # the read did not bring.
+        # After an interrupt. The newest first: a stream goes on behind a cancelled read, and would begin the
+        # write of bytes that the read did not bring.
         undone.callback(lambda: [t.cancel() for pair in reversed(moves) for t in (pair[1], pair[0])])
 
         def settle() -> None:
@@ -256,7 +261,8 @@ def command(
             with open_file(read) as whole, named_errors(read, "read"):
                 if true_size(whole.fileno(), whole.nbytes) is None:
                     raise ArgumentError(
-                        f"{printable(read)} holds other than the {whole.nbytes} bytes that it claims: copy it first"
+                        f"{printable(read)} holds other than the {whole.nbytes} bytes that it claims: copy "
+                        "it first"
                     )
         else:
             check_room((read, write), streams * nbytes)
@@ -293,7 +299,8 @@ def command(
             return NOT_MET
         if not as_json:
             say(
-                f"OK  {printable(read)} == {printable(write)}  ({counted(size, 'byte')} across {counted(streams, 'registered stream')}, hash 0x{left:016x})"
+                f"OK  {printable(read)} == {printable(write)}  ({counted(size, 'byte')} across "
+                f"{counted(streams, 'registered stream')}, hash 0x{left:016x})"
             )
             say(f"fastpath {direct} bytes, fallback {bounced} bytes, both directions, on {target.name}")
         return DONE

@@ -74,7 +74,8 @@ def command(
             raise ArgumentError(f"--expect {expect!r}: only fastpath can be expected")
         interval = parse_interval(watch)
         with contextlib.ExitStack() as stack:
-            # Now, not when the program has run for hours: where the report cannot be written, that is said first.
+            # Now, not when the program has run for hours: where the report cannot be
+            # written, that is said first.
             out = None if output is None else stack.enter_context(outfile.create(output))
             session = _Session(chosen[0] if chosen else "text", out, interval, expect, verify)
             return session.launch(program) if program else session.attach(pid or [], now)
@@ -157,7 +158,8 @@ class _Session:
         return self._end(parts, DONE, (ours, kernel, disks))
 
     def _sample(self, attached: list[Attached]) -> None:
-        """Our counters, then the kernel's, which go with the process: the last that could be read are kept."""
+        """Our counters, then the kernel's, which go with the process: the last that
+        could be read are kept."""
         if self.verify:
             from nobounce.observe.verify import process_io
 
@@ -224,7 +226,8 @@ class _Session:
             s = total(parts)
             if s.fallback_bytes or s.errors or not s.fastpath_bytes:
                 found.append(
-                    f"expected fastpath alone: {s.fastpath_bytes} bytes fastpath, {s.fallback_bytes} bytes fallback, {counted(s.errors, 'error')}"
+                    f"expected fastpath alone: {s.fastpath_bytes} bytes fastpath, {s.fallback_bytes} bytes "
+                    f"fallback, {counted(s.errors, 'error')}"
                 )
         if verdict is not None and verdict.agrees is False:
             found.append("the kernel's counters disagree")

@@ -1,8 +1,9 @@
-"""Standard streams as a command finds them: closed, full, no longer read, or in an encoding that lacks letters.
+"""Standard streams as a command finds them: closed, full, no longer read, or in an
+encoding that lacks letters.
 
-A write to them never raises, so that no print stops the work half-way; what is lost is asked for at the end. EPIPE is no
-loss: who closes a pipe has read what he wanted. The descriptors 0 to 2 are taken before any file is opened: a file that
-got the number of a closed stream would receive what is meant for the stream.
+A write to them never raises, so that no print stops the work half-way; what is lost is asked for at the end.
+EPIPE is no loss: who closes a pipe has read what he wanted. The descriptors 0 to 2 are taken before any file
+is opened: a file that got the number of a closed stream would receive what is meant for the stream.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 DRAWN = ("├── ", "└── ", "│   ", "    ")
 TYPED = ("+-- ", "`-- ", "|   ", "    ")
-"""How a branch, the last one, what goes on beside and what does not are shown; the latter in every encoding."""
+"""How a branch, the last one, what goes on beside and what does not are shown; the
+latter in every encoding."""
 Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write a picture, too.")]
 
 

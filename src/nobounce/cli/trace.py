@@ -27,7 +27,8 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a program and put the traces of all its processes into one file, for Perfetto or `nobounce report`."""
+    """Run a program and put the traces of all its processes into one file, for
+    Perfetto or `nobounce report`."""
 
     def action() -> int:
         from nobounce.observe.traceread import find, merge
@@ -55,7 +56,10 @@ def command(
         if told["dropped"]:
             said += f"; {counted(told['dropped'], 'event')} over the limit dropped"
         if told["cut"]:
-            said += f"; {counted(told['cut'], 'process')} killed or ended by os._exit: what was done until then is there"
+            said += (
+                f"; {counted(told['cut'], 'process')} killed or ended by os._exit: what was done until then "
+                "is there"
+            )
         if not made:
             said = "no process used nobounce: nothing was written"
         if as_json:

@@ -12,7 +12,8 @@ from typer.core import TyperCommand, TyperGroup
 from nobounce.cli.output import USAGE, tell
 from nobounce.errors import ArgumentError
 
-# typer has click beside it or, in later versions, inside: this name leads to the class of all usage errors in both.
+# typer has click beside it or, in later versions, inside: this name leads to the class of all usage
+# errors in both.
 _UsageError: Any = typer.BadParameter.__base__
 
 
@@ -28,7 +29,8 @@ class Verb(TyperCommand):
         return ["[OPTIONS]", *(str(a.metavar) if a.required else f"[{a.metavar}]" for a in arguments)]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Read the arguments. An empty one names no file, device or size and is refused; a program's own are not looked at."""
+        """Read the arguments. An empty one names no file, device or size and is refused; a
+        program's own are not looked at."""
         own = args[: args.index("--")] if "--" in args else args
         with _told(str(info_name), "--json" in own, self.results):
             if "" in own:

@@ -16,7 +16,8 @@ Container = Literal["", "docker", "podman", "kubernetes", "lxc", "container"]
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """A device node: ok, absent, denied (permission bits), or hidden (the device cgroup refuses it: EPERM)."""
+    """A device node: ok, absent, denied (permission bits), or hidden (the device
+    cgroup refuses it: EPERM)."""
 
     path: str
     state: Literal["ok", "absent", "denied", "hidden", "error"]
@@ -52,7 +53,8 @@ def wsl(source: Source) -> bool:
 
 
 def node_access(source: Source, path: str) -> NodeAccess:
-    """Whether this process may open a device node for reading and writing. Opening these nodes starts nothing."""
+    """Whether this process may open a device node for reading and writing. Opening
+    these nodes starts nothing."""
 
     def live() -> list[object]:
         try:
@@ -97,7 +99,8 @@ def groups(source: Source) -> list[str]:
 
 
 def cgroup_rules(source: Source) -> list[str] | None:
-    """The device rules of this process's cgroup: version 1 lists them, version 2 keeps them in a program: None."""
+    """The device rules of this process's cgroup: version 1 lists them, version 2 keeps
+    them in a program: None."""
     path = "/sys/fs/cgroup/devices/devices.list"
     found = text(source, path)
     return None if found is None else found.splitlines()

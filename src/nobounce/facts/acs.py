@@ -1,17 +1,19 @@
-"""PCIe Access Control Services (ACS): whether a function on the way between two peers sends their requests up to the root.
+"""PCIe Access Control Services (ACS): whether a function on the way between two peers sends their
+requests up to the root.
 
-The ACS capability is in extended configuration space, which root alone may read. Its control register has a bit for each
-service; the kernel's P2PDMA (pci_bridge_has_acs_redir in drivers/pci/p2pdma.c) looks at three of them, in every function
-between the peers, the peers and the bridge above both included:
+The ACS capability is in extended configuration space, which root alone may read. Its control register has a
+bit for each service; the kernel's P2PDMA (pci_bridge_has_acs_redir in drivers/pci/p2pdma.c) looks at three of
+them, in every function between the peers, the peers and the bridge above both included:
 
-* P2P Request Redirect and P2P Completion Redirect send requests, or the answers to them, up to the root complex;
+* P2P Request Redirect and P2P Completion Redirect send requests, or the answers to
+  them, up to the root complex;
 * P2P Egress Control blocks requests between ports that a vector names, or sends them up.
 
-With any of them set a peer's bus address is not used: the request goes through the host bridge, if that is trusted, and
-through its IOMMU. The other bits stop no peer: Source Validation drops requests under a false name, Translation Blocking
-those that a device has translated itself (ATS), which an NVMe controller does not; Upstream Forwarding passes on what
-another bridge below has sent up; Direct Translated P2P lets translated requests past the redirection, and so helps no
-other.
+With any of them set a peer's bus address is not used: the request goes through the host bridge, if that is
+trusted, and through its IOMMU. The other bits stop no peer: Source Validation drops requests under a false
+name, Translation Blocking those that a device has translated itself (ATS), which an NVMe controller does not;
+Upstream Forwarding passes on what another bridge below has sent up; Direct Translated P2P lets translated
+requests past the redirection, and so helps no other.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _ALL_ONES = 0xFFFFFFFF
 
 
 def acs_control(source: Source, bdf: str) -> int | None:
-    """The ACS control register of a function: 0 for one without the capability, None where it cannot be read."""
+    """The ACS control register of a function: 0 for one without the capability, None
+    where it cannot be read."""
     try:
         space = source.read_bytes(f"{DEVICES}/{bdf}/config", _WHOLE)
     except OSError:
@@ -59,7 +62,8 @@ def acs_control(source: Source, bdf: str) -> int | None:
 
 
 def extended_capabilities(space: bytes) -> Iterator[tuple[int, int]]:
-    """(identifier, where it begins) of the capabilities in extended configuration space that have 8 bytes and more."""
+    """(identifier, where it begins) of the capabilities in extended configuration space
+    that have 8 bytes and more."""
     at, left = _LEGACY, (_WHOLE - _LEGACY) // 8
     while at >= _LEGACY and at + 8 <= len(space) and left:
         header = _word(space, at)
@@ -73,7 +77,8 @@ def names_of(control: int) -> str:
 
 
 def between(one: PciDevice, other: PciDevice) -> list[str]:
-    """The functions whose ACS the kernel looks at: the peers, the bridges between them, and the nearest one above both."""
+    """The functions whose ACS the kernel looks at: the peers, the bridges between them, and
+    the nearest one above both."""
     above = [b for b in one.parents[1:] if b in other.parents]
     own = [b for d in (one, other) for b in (d.bdf, *reversed(d.parents[1:])) if b not in above]
     return own + above[-1:]

@@ -1,5 +1,5 @@
-"""What the answers of a capture look like. A capture comes from another machine, and perhaps from nobody's: it is checked once,
-when it is read, so that every question to it ends in an answer or an OSError."""
+"""What the answers of a capture look like. A capture comes from another machine, and perhaps from nobody's:
+it is checked once, when it is read, so that every question to it ends in an answer or an OSError."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _NEVER_FAIL = frozenset({"access", "environment", "euid", "exists", "uname"})
 
 
 def malformed(key: str, answer: Any) -> bool:
-    """Whether this is no answer that a source gives to the question `key`. What a child process prints is its asker's to judge."""
+    """Whether this is no answer that a source gives to the question `key`. What a child process prints
+    is its asker's to judge."""
     if not isinstance(answer, dict) or len(answer) != 1:
         return True
     try:
@@ -135,4 +136,5 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "probe:amdsmi": _anything,
     "probe:hip_library": _anything,
 }
-"""Every question there is. One that is not here was asked by a version with other questions, and nobody asks it now."""
+"""Every question there is. One that is not here was asked by a version with other
+questions, and nobody asks it now."""

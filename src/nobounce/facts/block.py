@@ -1,9 +1,10 @@
-"""The stack of block devices below a file: partitions, device mapper, MD, loop, down to disks and NVMe controllers.
+"""The stack of block devices below a file: partitions, device mapper, MD, loop, down to
+disks and NVMe controllers.
 
-/sys/dev/block/MAJ:MIN leads to the device; a partition lies inside its disk's folder, and `slaves` names the devices that a
-mapped device stands on. Which driver a disk belongs to is told by its name, as the kernel gives it; of device mapper, by
-the prefix of dm/uuid. An NVMe namespace lies below its controller, unless native multipath put it below the subsystem: then
-every controller of the subsystem is a path to it.
+/sys/dev/block/MAJ:MIN leads to the device; a partition lies inside its disk's folder, and `slaves` names the
+devices that a mapped device stands on. Which driver a disk belongs to is told by its name, as the kernel
+gives it; of device mapper, by the prefix of dm/uuid. An NVMe namespace lies below its controller, unless
+native multipath put it below the subsystem: then every controller of the subsystem is a path to it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Controller:
 
 @dataclass(frozen=True, slots=True)
 class BlockNode:
-    """One device of a stack and what it stands on; `detail` is the MD level, the loop file or the mapped device's name."""
+    """One device of a stack and what it stands on; `detail` is the MD level, the loop file or
+    the mapped device's name."""
 
     name: str
     kind: Kind
@@ -152,7 +154,10 @@ def peer(node: BlockNode) -> tuple[Known, str, str]:
     if disk.kind == "nvme-multipath":
         answer, why, path = _controllers(disk)
         if answer == "yes" and len(disk.controllers) > 1:
-            why = f"{disk.name} has {len(disk.controllers)} NVMe paths, and only newer kernels do P2P through a multipath head"
+            why = (
+                f"{disk.name} has {len(disk.controllers)} NVMe paths, and only newer kernels do P2P through "
+                "a multipath head"
+            )
             return "unknown", why, os.path.dirname(disk.path)
         return answer, why, path
     if disk.kind == "lvm":
@@ -230,7 +235,8 @@ def summary(nodes: list[BlockNode]) -> BlockFacts | None:
 
 
 def stacks_of(source: Source, file: FileFacts) -> list[BlockNode]:
-    """The stacks below a file: its file system's devices, or the block device that it is. None found: an empty list."""
+    """The stacks below a file: its file system's devices, or the block device that it is.
+    None found: an empty list."""
     if file.kind == "block":
         node = block_of(source, file.rdev)
         return [] if node is None else [node]
@@ -238,8 +244,8 @@ def stacks_of(source: Source, file: FileFacts) -> list[BlockNode]:
 
 
 def stacks_below(source: Source, device: tuple[int, int], fstype: str, mounted: str) -> list[BlockNode]:
-    """The stacks below a mount. btrfs has anonymous device numbers and may span several devices: its source leads to one of
-    them and /sys/fs/btrfs to all."""
+    """The stacks below a mount. btrfs has anonymous device numbers and may span several devices: its source
+    leads to one of them and /sys/fs/btrfs to all."""
     if device[0] != 0:
         node = block_of(source, device)
         return [] if node is None else [node]
@@ -273,7 +279,8 @@ def device_number(source: Source, path: str) -> tuple[int, int] | None:
 
 
 def block_facts(source: Source, file: FileFacts) -> BlockFacts | None:
-    """What the judge wants to know of the stack below a file; None where there is none (a network file system, overlay)."""
+    """What the judge wants to know of the stack below a file; None where there is none (a
+    network file system, overlay)."""
     return summary(stacks_of(source, file))
 
 
@@ -292,7 +299,8 @@ class QueueLimits:
 
 
 def queue_limits(source: Source, disk: BlockNode) -> QueueLimits:
-    """The limits of a disk's queue. `dma_alignment` is the alignment in bytes (the kernel keeps it less one)."""
+    """The limits of a disk's queue. `dma_alignment` is the alignment in bytes (the
+    kernel keeps it less one)."""
     where = f"{disk.path}/queue"
 
     def kib(name: str) -> int | None:

@@ -39,13 +39,14 @@ class _Counts(ctypes.Structure):
 
 
 def cached_nbytes(fd: int, file_offset: int, nbytes: int) -> int:
-    """Bytes of the range that the page cache holds, counted in pages. Raises OSError: ENOSYS before Linux 6.5, EPERM for a
-    file that the caller neither owns nor may write, EOPNOTSUPP on hugetlbfs."""
+    """Bytes of the range that the page cache holds, counted in pages. Raises OSError: ENOSYS before Linux
+    6.5, EPERM for a file that the caller neither owns nor may write, EOPNOTSUPP on hugetlbfs."""
     return int(_counts(fd, file_offset, nbytes).cached) * _PAGE
 
 
 def dirty_nbytes(fd: int, file_offset: int, nbytes: int) -> int:
-    """Bytes of the range that are still to be written to the disk, in pages. Raises as `cached_nbytes` does."""
+    """Bytes of the range that are still to be written to the disk, in pages. Raises
+    as `cached_nbytes` does."""
     counts = _counts(fd, file_offset, nbytes)
     return int(counts.dirty + counts.writeback) * _PAGE
 
@@ -59,10 +60,12 @@ def _counts(fd: int, file_offset: int, nbytes: int) -> _Counts:
 
 
 def mapped_nbytes(fd: int, file_offset: int, nbytes: int) -> int | None:
-    """Bytes of the pages of the range that the page cache holds, by mincore(2) on a mapping; None where it would lie.
+    """Bytes of the pages of the range that the page cache holds, by mincore(2) on a mapping;
+    None where it would lie.
 
-    To a caller who neither owns nor may write the file mincore says "everything", even of a page far behind the end of the
-    file: such a page is asked about first. Raises OSError. Costs 20 us and 35 ns a page (9 ms a GiB).
+    To a caller who neither owns nor may write the file mincore says "everything", even of a page
+    far behind the end of the file: such a page is asked about first. Raises OSError. Costs 20 us
+    and 35 ns a page (9 ms a GiB).
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):  # mapping a device may act on it

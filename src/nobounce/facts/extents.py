@@ -1,12 +1,14 @@
-"""Where a file system keeps the bytes of a file, asked range by range: FIEMAP (Documentation/filesystems/fiemap.rst).
+"""Where a file system keeps the bytes of a file, asked range by range: FIEMAP
+(Documentation/filesystems/fiemap.rst).
 
-btrfs decides extent by extent: what it has compressed, or packed among its metadata, an O_DIRECT read gets from the page cache,
-and the rest of that call with it, while the next extent is read directly. statx says nothing of it, and a probe of one place
-proves that place alone. File systems that report DIOALIGN answer for the whole file; they are not asked.
+btrfs decides extent by extent: what it has compressed, or packed among its metadata, an O_DIRECT read gets
+from the page cache, and the rest of that call with it, while the next extent is read directly. statx says
+nothing of it, and a probe of one place proves that place alone. File systems that report DIOALIGN answer for
+the whole file; they are not asked.
 
-FIEMAP is asked window by window. The answers hold while the file's change time stands still. How dirty bytes will be kept is
-decided when they are written, and btrfs shows the old extents until then: they are written first, by FIEMAP_FLAG_SYNC, as a direct
-read of them would do.
+FIEMAP is asked window by window. The answers hold while the file's change time stands still. How dirty bytes
+will be kept is decided when they are written, and btrfs shows the old extents until then: they are written
+first, by FIEMAP_FLAG_SYNC, as a direct read of them would do.
 """
 
 from __future__ import annotations
@@ -59,12 +61,14 @@ class Extent(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether an O_DIRECT read gets these bytes from a disk: neither indirect nor allocated and never written."""
+        """Whether an O_DIRECT read gets these bytes from a disk: neither indirect nor
+        allocated and never written."""
         return _code(self.flags) is None and not self.flags & _UNWRITTEN
 
 
 def extents(fd: int, file_offset: int, nbytes: int, *, sync: bool = False) -> list[Extent]:
-    """The extents that a range touches, in the order of the file; `sync` writes dirty bytes of the file first.
+    """The extents that a range touches, in the order of the file; `sync` writes dirty
+    bytes of the file first.
 
     Raises OSError: EOPNOTSUPP where the file system has no FIEMAP.
     """
@@ -111,7 +115,8 @@ def indirect_in(fd: int, file_offset: int, nbytes: int) -> tuple[IndirectRange, 
 
 
 def _settled(fd: int, start: int, size: int, file_offset: int, nbytes: int) -> tuple[list[Extent], bool]:
-    """The extents of a window, with none of [file_offset, file_offset + nbytes) dirty; whether none of the window is."""
+    """The extents of a window, with none of [file_offset, file_offset + nbytes) dirty;
+    whether none of the window is."""
     sync = _dirty(fd, file_offset, nbytes)
     return extents(fd, start, size, sync=sync), sync or not _dirty(fd, start, size)
 
@@ -125,7 +130,8 @@ def _dirty(fd: int, file_offset: int, nbytes: int) -> bool:
 
 
 class ExtentMap:
-    """What is known of one file's extents. Several threads may ask: at worst a window is asked about twice."""
+    """What is known of one file's extents. Several threads may ask: at worst a
+    window is asked about twice."""
 
     def __init__(self) -> None:
         self._change_ns = -1
@@ -135,7 +141,8 @@ class ExtentMap:
         self._unsupported = False
 
     def ranges(self, fd: int, file_offset: int, nbytes: int) -> tuple[IndirectRange, ...]:
-        """The ranges that touch [file_offset, file_offset + nbytes), in order; none where FIEMAP cannot be asked."""
+        """The ranges that touch [file_offset, file_offset + nbytes), in order; none
+        where FIEMAP cannot be asked."""
         end = min(file_offset + nbytes, self._refresh(fd))
         found: list[IndirectRange] = []
         for n in range(file_offset // WINDOW, -(-end // WINDOW)):
@@ -162,7 +169,8 @@ class ExtentMap:
         return window
 
     def learn(self, fd: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """These (file_offset, nbytes) came through the page cache though no extent said so. Kept until the file changes."""
+        """These (file_offset, nbytes) came through the page cache though no extent said so.
+        Kept until the file changes."""
         self._refresh(fd)
         new = [IndirectRange(start, nbytes, "page-cache-served") for start, nbytes in ranges]
         self.learnt = tuple(_apart(sorted([*self.learnt, *new])))
@@ -204,8 +212,9 @@ def has_holes(fd: int) -> bool:
 
 
 def hole_nbytes(fd: int, file_offset: int, nbytes: int) -> int:
-    """Bytes of a range that the file system answers with zeros without asking a disk: holes, and allocated ranges that were never
-    written. 0 where it cannot tell. Moves the descriptor's position: not for one that a caller shares."""
+    """Bytes of a range that the file system answers with zeros without asking a disk: holes, and
+    allocated ranges that were never written. 0 where it cannot tell. Moves the descriptor's position: not
+    for one that a caller shares."""
     end, position, holes = file_offset + nbytes, file_offset, 0
     try:
         end = min(end, os.fstat(fd).st_size)

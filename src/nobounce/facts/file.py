@@ -27,9 +27,11 @@ _ACCESS: dict[int, Literal["r", "w", "rw"]] = {os.O_RDONLY: "r", os.O_WRONLY: "w
 
 
 def examine(source: Source, fd: int, *, path: str | None = None, trial: bool = False) -> FileFacts:
-    """Facts of an open descriptor; with `trial`, whether its file can be opened with O_DIRECT too. Raises OSError.
+    """Facts of an open descriptor; with `trial`, whether its file can be opened with
+    O_DIRECT too. Raises OSError.
 
-    Only regular files and block devices are tried: opening a pipe waits for its other end, and a device may act on it.
+    Only regular files and block devices are tried: opening a pipe waits for its other end,
+    and a device may act on it.
     """
     label = path if path is not None else f"/proc/self/fd/{fd}"
     found = source.statx(fd, label)

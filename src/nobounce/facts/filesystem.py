@@ -1,8 +1,8 @@
 """The file system of a file, and ext4's true journaling mode.
 
-mountinfo shows `data=` only where the mode was given at mount time and is not the default. The default itself can be set in
-the superblock (tune2fs -o journal_data_writeback), and an ext4 without a journal has no mode at all: /proc/fs/ext4/DEV/options
-shows what is in force.
+mountinfo shows `data=` only where the mode was given at mount time and is not the default. The default itself
+can be set in the superblock (tune2fs -o journal_data_writeback), and an ext4 without a journal has no mode at
+all: /proc/fs/ext4/DEV/options shows what is in force.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MOST_KEPT = 256
 def filesystem_of(source: Source, found: Statx, label: str) -> FileSystemFacts:
     """Facts of the file system behind a statx answer; fstype "unknown" where no mount is listed for it.
 
-    Of this machine they are kept while its mount table stays as it is: ext4 does not change its journaling mode on a remount.
+    Of this machine they are kept while its mount table stays as it is: ext4 does not change its
+    journaling mode on a remount.
     """
     if not isinstance(source, LiveSource) or found.mount_id is None:
         return _ask(source, found, label)
@@ -80,7 +81,8 @@ def _by_magic(source: Source, label: str) -> bool:
 
 
 def ext4_journal(source: Source, mount: Mount) -> tuple[Journal, str]:
-    """(mode, the file that told): what is in force, else what was asked for at mount time (absent means ordered)."""
+    """(mode, the file that told): what is in force, else what was asked for at mount
+    time (absent means ordered)."""
     for name in _device_names(source, mount):
         path = f"/proc/fs/ext4/{name}/options"
         try:

@@ -1,9 +1,9 @@
 """System calls that this process may not make, whoever forbids them.
 
-A kernel that lacks a call answers ENOSYS. A container's seccomp filter answers EPERM, or EACCES, to calls that it does not
-know, or forbids as it does io_uring's (runc#2151, docker's default profile), and Linux answers EPERM where
-kernel.io_uring_disabled is set. To a caller who has another way all of these mean the same: take it. The other way itself tells
-what was a permission of the file.
+A kernel that lacks a call answers ENOSYS. A container's seccomp filter answers EPERM, or EACCES, to calls
+that it does not know, or forbids as it does io_uring's (runc#2151, docker's default profile), and Linux
+answers EPERM where kernel.io_uring_disabled is set. To a caller who has another way all of these mean the
+same: take it. The other way itself tells what was a permission of the file.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def sentence(call: str, error: OSError) -> str:
     if error.errno not in REFUSED:
         return said
     return (
-        f"{said} ({errno.errorcode[error.errno]}): this kernel lacks the system call, or a filter forbids it: "
+        f"{said} ({errno.errorcode[error.errno]}): this kernel lacks the system call, or a filter forbids "
+        "it: "
         "allow it in the container's seccomp profile"
     )

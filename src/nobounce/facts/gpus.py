@@ -1,8 +1,9 @@
 """The GPUs of this machine as their runtimes number them, found without any runtime.
 
-HIP numbers KFD's nodes in order, after ROCR_VISIBLE_DEVICES and then HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) have taken
-their pick. CUDA numbers by PCI address only with CUDA_DEVICE_ORDER=PCI_BUS_ID; otherwise the fastest comes first, which makes
-no difference where all GPUs are of one model.
+HIP numbers KFD's nodes in order, after ROCR_VISIBLE_DEVICES and then HIP_VISIBLE_DEVICES (or
+CUDA_VISIBLE_DEVICES) have taken their pick. CUDA numbers by PCI address only with
+CUDA_DEVICE_ORDER=PCI_BUS_ID; otherwise the fastest comes first, which makes no difference where
+all GPUs are of one model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU (or partition of one) under the name that nobounce gives it: `certain` is False where the number may differ."""
+    """One GPU (or partition of one) under the name that nobounce gives it: `certain` is False
+    where the number may differ."""
 
     name: str
     runtime: Literal["hip", "cuda"]
@@ -64,7 +66,8 @@ def nvidia_gpus(source: Source, driver: NvidiaFacts) -> list[Gpu]:
 
 
 def visible(items: list[T], wanted: str | None, uuids: list[str]) -> list[T]:
-    """What a visibility variable leaves: numbers or UUID prefixes; as the runtimes do, the first bad entry ends the list."""
+    """What a visibility variable leaves: numbers or UUID prefixes; as the runtimes do, the first
+    bad entry ends the list."""
     if wanted is None:
         return items
     chosen: list[T] = []

@@ -1,6 +1,7 @@
 """Whether an IOMMU translates a device's addresses: the type of its group in /sys/kernel/iommu_groups.
 
-"identity" is passthrough; "DMA" and "DMA-FQ" translate. No group means that no IOMMU stands before the device.
+"identity" is passthrough; "DMA" and "DMA-FQ" translate. No group means that no IOMMU
+stands before the device.
 """
 
 from __future__ import annotations

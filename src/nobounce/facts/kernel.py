@@ -1,4 +1,5 @@
-"""What the running kernel and its drivers were built with and have loaded: for P2PDMA and AMD's direct I/O."""
+"""What the running kernel and its drivers were built with and have loaded: for
+P2PDMA and AMD's direct I/O."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from nobounce.facts.types import Known
 KALLSYMS = "/proc/kallsyms"
 AIS_SYMBOL = "kfd_ais_rw_file"
 TRUSTED_BUILD = 2327936
-"""amdgpu-dkms builds above this one set the KFD capability bit, which then says more than the kernel's configuration."""
+"""amdgpu-dkms builds above this one set the KFD capability bit, which then says more than
+the kernel's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigAnswer:
-    """Whether CONFIG_name=y: yes or no with the file that told, unknown where no configuration can be read."""
+    """Whether CONFIG_name=y: yes or no with the file that told, unknown where no
+    configuration can be read."""
 
     answer: Known
     read_from: str
@@ -34,7 +37,8 @@ def config_paths(source: Source) -> tuple[str, str, str]:
 
 
 def kernel_config(source: Source, name: str) -> ConfigAnswer:
-    """CONFIG_`name`, from all three places: yes if any says =y; a module (=m) does not count (hipFile G-4)."""
+    """CONFIG_`name`, from all three places: yes if any says =y; a module (=m) does
+    not count (hipFile G-4)."""
     wanted = f"CONFIG_{name}=y"
     denied, tried = "", config_paths(source)
     for path in tried:
@@ -48,7 +52,8 @@ def kernel_config(source: Source, name: str) -> ConfigAnswer:
 
 
 def _config_lines(source: Source, path: str, name: str) -> list[str] | None:
-    """The lines of a configuration that speak of `name`: unpacked where it is read, so that a capture stays small."""
+    """The lines of a configuration that speak of `name`: unpacked where it is read, so
+    that a capture stays small."""
 
     def live() -> list[str]:
         with open(path, "rb") as f:
@@ -90,7 +95,8 @@ def dkms_build(source: Source) -> int | None:
 def parse_dkms(found: str, release: str) -> int | None:
     """The build number in `dkms status`, of the running kernel's entry if there is one, else the largest.
 
-    Both styles: "amdgpu/6.8.5-2041575.22.04, 6.8.0-45-generic, x86_64: installed" and "amdgpu, 6.8.5-2041575.22.04, ...".
+    Both styles: "amdgpu/6.8.5-2041575.22.04, 6.8.0-45-generic, x86_64: installed" and "amdgpu,
+    6.8.5-2041575.22.04, ...".
     """
     here: list[int] = []
     every: list[int] = []
@@ -107,7 +113,8 @@ def parse_dkms(found: str, release: str) -> int | None:
 
 
 def ais_symbol(source: Source) -> tuple[Known, str]:
-    """(is kfd_ais_rw_file in the kernel, why or where): from /proc/kallsyms, which may hide modules from all but root."""
+    """(is kfd_ais_rw_file in the kernel, why or where): from /proc/kallsyms, which may hide
+    modules from all but root."""
     if not there(source, "/sys/module/amdgpu"):
         return "no", "/sys/module/amdgpu"
 

@@ -1,9 +1,9 @@
 """AMD's KFD topology: GPUs, their memory and the links between them (/sys/class/kfd/kfd/topology).
 
-A node is a CPU (gpu_id 0) or a GPU, or one partition of a GPU in CPX and DPX mode: partitions share the PCI address and
-differ in gpu_id and render node. A container sees every node's folder, but reading one that its device cgroup
-hides fails with EPERM: such nodes are left out, as the runtime leaves them out. `generation_id` changes with the topology,
-so it is read before and after.
+A node is a CPU (gpu_id 0) or a GPU, or one partition of a GPU in CPX and DPX mode: partitions share the PCI
+address and differ in gpu_id and render node. A container sees every node's folder, but reading one that its
+device cgroup hides fails with EPERM: such nodes are left out, as the runtime leaves them out. `generation_id`
+changes with the topology, so it is read before and after.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class KfdNode:
 
 @dataclass(frozen=True, slots=True)
 class KfdTopology:
-    """Every node that can be read; `hidden` counts those that cannot, `generation` is the driver's counter."""
+    """Every node that can be read; `hidden` counts those that cannot, `generation`
+    is the driver's counter."""
 
     nodes: tuple[KfdNode, ...]
     hidden: int

@@ -1,7 +1,7 @@
 """HIP and CUDA libraries on this machine, and whether a HIP runtime has the calls of the direct path.
 
-A library is loaded in a child process: what crashes there, or holds a GPU, does no harm here. hipGetProcAddress is asked
-as hipFile does: both calls non-null and found (hipFile G-5).
+A library is loaded in a child process: what crashes there, or holds a GPU, does no harm here.
+hipGetProcAddress is asked as hipFile does: both calls non-null and found (hipFile G-5).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ FOLLOWED = (_PATH, *_ROCM, *_CUDA)
 
 @dataclass(frozen=True, slots=True)
 class HipLibrary:
-    """One libamdhip64: its real path, the version it reports, and whether it has hipAmdFileRead and hipAmdFileWrite."""
+    """One libamdhip64: its real path, the version it reports, and whether it has
+    hipAmdFileRead and hipAmdFileWrite."""
 
     path: str
     version: int | None
@@ -42,7 +43,8 @@ class HipLibrary:
 
 
 def candidates(source: Source, stem: str) -> list[str]:
-    """Real paths of `stem`.so* in the places that hipFile looks in, in its order (G-5), and in installed wheels; each once."""
+    """Real paths of `stem`.so* in the places that hipFile looks in, in its order (G-5), and in
+    installed wheels; each once."""
     folders: list[str] = [f for f in (source.environment(_PATH) or "").split(":") if f]
     for name in (*_ROCM, *(_CUDA if stem != HIP else ())):
         base = source.environment(name)
@@ -94,7 +96,8 @@ def _in_packages(source: Source, stem: str) -> list[str]:
 
 
 def ldconfig(source: Source) -> list[str]:
-    """Paths in the linker's cache that bear on GPUs. The cache keeps its strings as they are, each ended by a NUL."""
+    """Paths in the linker's cache that bear on GPUs. The cache keeps its strings as they
+    are, each ended by a NUL."""
 
     def live() -> list[str]:
         with open("/etc/ld.so.cache", "rb") as f:
@@ -143,7 +146,8 @@ def hip_library(source: Source, path: str) -> HipLibrary:
 
 
 def _unnamed(path: str) -> list[str]:
-    """Calls whose name does not even occur in the library: then it need not be loaded to know that it has them not."""
+    """Calls whose name does not even occur in the library: then it need not be loaded to
+    know that it has them not."""
     with open(path, "rb") as f:
         if os.fstat(f.fileno()).st_size == 0:
             return list(_CALLS)
@@ -171,9 +175,11 @@ def parse_answer(path: str, found: Any) -> HipLibrary:
 
 
 def ask_child(code: str, *arguments: str, timeout: float = _TIMEOUT, site: bool = True) -> Any:
-    """What a Python child prints as JSON on its last line; None where it dies or prints something else. Raises OSError.
+    """What a Python child prints as JSON on its last line; None where it dies or prints
+    something else. Raises OSError.
 
-    Without `site` it has no installed packages, and starts sooner. It takes no module from the current folder (-P, and -I).
+    Without `site` it has no installed packages, and starts sooner. It takes no module from the
+    current folder (-P, and -I).
     """
     done = subprocess.run(
         [sys.executable, *(("-P",) if site else ("-I", "-S")), "-c", code, *arguments],

@@ -1,9 +1,10 @@
-"""What of the machine this process may use: memory, CPUs and threads, by the limits of its control groups too.
+"""What of the machine this process may use: memory, CPUs and threads, by the limits
+of its control groups too.
 
-A container sees the machine's memory and CPUs in /proc and sysconf(3), and is killed, slowed down or refused threads by the
-limits of a control group (cgroups(7)). A limit may stand at any level above the process, in version 1 or 2 of the hierarchy, or
-in both at once (hybrid), so every level that this process can see is read. What lies above the root of a cgroup namespace it
-cannot see.
+A container sees the machine's memory and CPUs in /proc and sysconf(3), and is killed, slowed down or refused
+threads by the limits of a control group (cgroups(7)). A limit may stand at any level above the process, in
+version 1 or 2 of the hierarchy, or in both at once (hybrid), so every level that this process can see is
+read. What lies above the root of a cgroup namespace it cannot see.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _MEMORY = "sysconf(_SC_PHYS_PAGES)"
 class MachineFacts:
     """What this process may use, the lowest limit of each, and the file or call that told it.
 
-    `cpus` are the machine's, no more than its control group's set has or a quota pays for; `affinity` are those that this process
-    itself is bound to. `tasks` is how many threads and processes the group may hold, None without a limit. `ranks` processes of one
-    job share all of it. `nodes` are the machine's NUMA nodes.
+    `cpus` are the machine's, no more than its control group's set has or a quota pays for; `affinity` are
+    those that this process itself is bound to. `tasks` is how many threads and processes the group may hold,
+    None without a limit. `ranks` processes of one job share all of it. `nodes` are the machine's NUMA nodes.
     """
 
     memory_nbytes: int
@@ -47,7 +48,8 @@ class MachineFacts:
 
     @property
     def own_cpus(self) -> int:
-        """CPUs of this process, at least 1: its share of what the ranks have in common, unless it is bound to fewer."""
+        """CPUs of this process, at least 1: its share of what the ranks have in common,
+        unless it is bound to fewer."""
         return max(1, min(self.affinity, self.cpus // self.ranks))
 
     @property
@@ -121,7 +123,8 @@ def _levels(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _folders(mount_point: str, root: str, path: str) -> Iterator[str]:
-    """The group's folder and every one above it. A group outside what is mounted here (another namespace's) shows the mount alone."""
+    """The group's folder and every one above it. A group outside what is mounted here (another
+    namespace's) shows the mount alone."""
     below = (
         path.removeprefix(root.rstrip("/")) if path == root or path.startswith(root.rstrip("/") + "/") else ""
     )
@@ -134,13 +137,15 @@ def _folders(mount_point: str, root: str, path: str) -> Iterator[str]:
 
 
 def _number(source: Source, path: str) -> int | None:
-    """The limit in a file; None for "max" and for version 1's "none", which is the largest number of whole pages."""
+    """The limit in a file; None for "max" and for version 1's "none", which is the
+    largest number of whole pages."""
     found = whole(text(source, path) or "")
     return None if found is None or found >= 1 << 62 else found
 
 
 def _quota(source: Source, folder: str) -> tuple[int, str] | None:
-    """(CPUs that the quota of a level pays for, rounded up, the file): cpu.max of version 2, cpu.cfs_* of version 1."""
+    """(CPUs that the quota of a level pays for, rounded up, the file): cpu.max of version
+    2, cpu.cfs_* of version 1."""
     words = (text(source, f"{folder}/cpu.max") or "").split()
     path = f"{folder}/cpu.max"
     if len(words) != 2:

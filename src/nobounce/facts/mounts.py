@@ -1,7 +1,8 @@
 """/proc/self/mountinfo (proc(5)), looked up by mount id.
 
-btrfs subvolumes and overlay have anonymous device numbers, and a bind mount shares its device with others: only the mount id
-of statx names the one mount that a file was opened through. The device number is the second choice.
+btrfs subvolumes and overlay have anonymous device numbers, and a bind mount shares its device with
+others: only the mount id of statx names the one mount that a file was opened through. The device
+number is the second choice.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines end at a newline alone: the kernel escapes that, but no carriage return, form feed or U+2028 in a path."""
+    """Lines end at a newline alone: the kernel escapes that, but no carriage return, form
+    feed or U+2028 in a path."""
     return text.split("\n")
 
 
@@ -71,7 +73,8 @@ def _parse_line(line: str) -> Mount | None:
 
 
 def find_mount(text: str, mount_id: int | None, device: tuple[int, int]) -> Mount | None:
-    """The mount with this id; without an id, the last one with this device number (the topmost of several)."""
+    """The mount with this id; without an id, the last one with this device number
+    (the topmost of several)."""
     if mount_id is not None:
         start = f"{mount_id} "
         for line in _lines(text):

@@ -12,7 +12,8 @@ _BYTES = r"(?m)^\s+bytes:\s+(\d+) (\d+) (\d+) (\d+)"
 
 
 def direct_bytes(text: str, mount_point: str) -> tuple[int, int] | None:
-    """(read, written) bytes that all processes have moved by O_DIRECT on an NFS mount; None where the text does not say."""
+    """(read, written) bytes that all processes have moved by O_DIRECT on an NFS mount; None
+    where the text does not say."""
     found = None
     mounts = list(re.finditer(_DEVICE, text))
     for n, mount in enumerate(mounts):

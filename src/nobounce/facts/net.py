@@ -10,7 +10,8 @@ from nobounce.facts.sysfs import bdfs_in, names, number, real, text
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One interface; `mbits` is its speed in Mbit/s, `rdma` the names of the RDMA devices of the same PCI function."""
+    """One interface; `mbits` is its speed in Mbit/s, `rdma` the names of the RDMA devices
+    of the same PCI function."""
 
     name: str
     bdf: str

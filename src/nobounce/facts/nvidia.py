@@ -1,7 +1,8 @@
-"""NVIDIA's driver and what GPUDirect Storage needs: nvidia-fs, or the driver's own PCI P2PDMA (CUDA 12.8, driver 570 and on).
+"""NVIDIA's driver and what GPUDirect Storage needs: nvidia-fs, or the driver's own PCI P2PDMA (CUDA
+12.8, driver 570 and on).
 
-P2PDMA shows as a `p2pmem` folder with a size at the GPU's PCI device; its existence alone is not enough, since some drivers
-leave it there with size 0.
+P2PDMA shows as a `p2pmem` folder with a size at the GPU's PCI device; its existence alone is not enough,
+since some drivers leave it there with size 0.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ CUFILE_JSON = "/etc/cufile.json"
 
 @dataclass(frozen=True, slots=True)
 class NvidiaFacts:
-    """The driver's version, its GPUs by PCI address in ascending order ("" where nothing tells it), and each GPU's model and
-    UUID where they can be read."""
+    """The driver's version, its GPUs by PCI address in ascending order ("" where nothing tells it), and each
+    GPU's model and UUID where they can be read."""
 
     version: str | None
     gpus: tuple[str, ...]
@@ -34,8 +35,9 @@ class NvidiaFacts:
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """Which of the two ways to direct storage is there: `nvidia_fs` holds the module's version, `p2pdma` the GPUs whose memory
-    the driver has published for PCI peers. `cufile` is cufile.json's properties that bear on it, `odd` why it cannot be read."""
+    """Which of the two ways to direct storage is there: `nvidia_fs` holds the module's version, `p2pdma` the
+    GPUs whose memory the driver has published for PCI peers. `cufile` is cufile.json's properties that bear
+    on it, `odd` why it cannot be read."""
 
     nvidia_fs: str | None
     p2pdma: tuple[str, ...]
@@ -111,7 +113,8 @@ def parse_cufile(raw: str) -> tuple[dict[str, Any], str]:
 
 
 def registry(source: Source) -> str:
-    """The driver's RegistryDwords, where settings of its static BAR and of P2PDMA stand; "" where there are none."""
+    """The driver's RegistryDwords, where settings of its static BAR and of P2PDMA stand;
+    "" where there are none."""
     for line in (text(source, f"{PROC}/params") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "RegistryDwords":

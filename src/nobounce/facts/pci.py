@@ -1,9 +1,9 @@
 """PCI devices and the paths between them, from /sys/bus/pci/devices.
 
-The real path of a device lists the bridges that lead to it: /sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0. What two
-paths share says how far a peer transfer travels. Two devices below one switch need nothing of the host; all others cross
-its root complex, where the kernel allows P2PDMA only for AMD CPUs from Zen on and a list of Intel host bridges
-(drivers/pci/p2pdma.c).
+The real path of a device lists the bridges that lead to it:
+/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0. What two paths share says how far a peer transfer travels.
+Two devices below one switch need nothing of the host; all others cross its root complex, where the kernel
+allows P2PDMA only for AMD CPUs from Zen on and a list of Intel host bridges (drivers/pci/p2pdma.c).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """One function. `bars` are the sizes of its memory regions in bytes; `is_vf` is yes for an SR-IOV virtual function as the
-    host sees it (physfn), else unknown: in a guest nothing here tells."""
+    """One function. `bars` are the sizes of its memory regions in bytes; `is_vf` is yes for an SR-IOV virtual
+    function as the host sees it (physfn), else unknown: in a guest nothing here tells."""
 
     bdf: str
     path: str

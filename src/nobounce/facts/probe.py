@@ -1,15 +1,17 @@
-"""Does this descriptor really do direct I/O? Asked by reading one aligned block where statx does not say (DIOALIGN absent).
+"""Does this descriptor really do direct I/O? Asked by reading one aligned block where statx does
+not say (DIOALIGN absent).
 
-O_DIRECT may be accepted and mean nothing: the file system may serve it from the page cache. A read was direct if it moved the
-thread's own read_bytes by its size and left no page behind: a cold buffered read moves the counter too, but leaves pages.
-Where the kernel will not count pages (a file of somebody else's, Linux before 6.5), sampling would start reading the very page
-in question, so the block is read a second time instead: what the first read left in the page cache, the second gets from
-there, and the counter stands still.
+O_DIRECT may be accepted and mean nothing: the file system may serve it from the page cache. A read was direct
+if it moved the thread's own read_bytes by its size and left no page behind: a cold buffered read moves the
+counter too, but leaves pages. Where the kernel will not count pages (a file of somebody else's, Linux before
+6.5), sampling would start reading the very page in question, so the block is read a second time instead: what
+the first read left in the page cache, the second gets from there, and the counter stands still.
 
-Where the counter stands still and no page is there either (FUSE, which asks a process), nothing can be counted.
+Where the counter stands still and no page is there either (FUSE, which asks a
+process), nothing can be counted.
 
-The block is the first that a disk has to be asked for: of holes nothing is read, and compressed extents prove nothing of plain
-ones (facts/extents.py).
+The block is the first that a disk has to be asked for: of holes nothing is read, and compressed extents prove
+nothing of plain ones (facts/extents.py).
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _pread.restype = ctypes.c_ssize_t
 def probe_direct(direct_fd: int, nfs: str | None = None) -> DirectProbe:
     """Read 4 KiB through `direct_fd` (opened O_DIRECT) and see what the kernel counted.
 
-    "unknown" for an empty or unreadable file and where the kernel does not count for this process; "uncounted" where it does not
-    count reads of this file system. `nfs` is the mount point of a file on NFS, whose client counts for itself. Never raises.
+    "unknown" for an empty or unreadable file and where the kernel does not count for this process;
+    "uncounted" where it does not count reads of this file system. `nfs` is the mount point of a file on NFS,
+    whose client counts for itself. Never raises.
     """
     counted_before = nfs_direct_bytes(nfs) if nfs else None
     place = _place(direct_fd)
@@ -71,7 +74,8 @@ def probe_direct(direct_fd: int, nfs: str | None = None) -> DirectProbe:
 
 
 def _place(fd: int) -> int:
-    """Where the first block lies that an O_DIRECT read should fetch from a disk; 0 where FIEMAP does not tell."""
+    """Where the first block lies that an O_DIRECT read should fetch from a disk; 0
+    where FIEMAP does not tell."""
     with contextlib.suppress(OSError):
         for extent in extents(fd, 0, WINDOW):
             if extent.is_plain and extent.file_offset % BLOCK == 0:
@@ -80,9 +84,11 @@ def _place(fd: int) -> int:
 
 
 def fetches(direct_fd: int, block: mmap.mmap, file_offset: int) -> bool | None:
-    """Whether reading a block makes the kernel fetch as much as it returns; None where it returns nothing or nothing is counted.
+    """Whether reading a block makes the kernel fetch as much as it returns; None where it returns
+    nothing or nothing is counted.
 
-    A direct read fetches whatever the page cache holds; one that the page cache serves does not. Raises OSError.
+    A direct read fetches whatever the page cache holds; one that the page cache serves
+    does not. Raises OSError.
     """
     before = thread_io()
     moved = _read(direct_fd, block, file_offset)
@@ -93,7 +99,8 @@ def fetches(direct_fd: int, block: mmap.mmap, file_offset: int) -> bool | None:
 
 
 def _read(fd: int, block: mmap.mmap, file_offset: int) -> int:
-    """pread(2): os.preadv is preadv2(2), which a filter may refuse, and os.pread has no say in where the bytes go."""
+    """pread(2): os.preadv is preadv2(2), which a filter may refuse, and os.pread has no
+    say in where the bytes go."""
     moved: int = _pread(fd, (ctypes.c_char * BLOCK).from_buffer(block), BLOCK, file_offset)
     if moved < 0:
         code = ctypes.get_errno()

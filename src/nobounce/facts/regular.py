@@ -1,4 +1,5 @@
-"""What a regular file is, and what it holds: a pipe that nobody writes to would keep open() waiting for ever, a device may act on it."""
+"""What a regular file is, and what it holds: a pipe that nobody writes to would keep open() waiting for
+ever, a device may act on it."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ _KINDS = {
 
 
 def opener(path: str, flags: int) -> int:
-    """For the `opener` of open(): looks before it opens. Raises ArgumentError for what is no regular file, else OSError.
+    """For the `opener` of open(): looks before it opens. Raises ArgumentError for what is no
+    regular file, else OSError.
 
-    What the shell's `<(...)` or `|` hands over as /dev/fd/N or /dev/stdin is let through: somebody writes to that.
+    What the shell's `<(...)` or `|` hands over as /dev/fd/N or /dev/stdin is let through:
+    somebody writes to that.
     """
     if os.path.basename(os.path.realpath(path)).startswith("pipe:["):
         return os.open(path, flags | os.O_CLOEXEC)
@@ -35,8 +38,8 @@ def opener(path: str, flags: int) -> int:
 
 
 def true_size(fd: int, nbytes: int) -> int | None:
-    """`nbytes`, the size that the file claims, or None where that is not what it holds: files of /proc claim 0 bytes, those of
-    /sys 4096, some FUSE file systems whatever they like. Raises OSError."""
+    """`nbytes`, the size that the file claims, or None where that is not what it holds: files of /proc claim
+    0 bytes, those of /sys 4096, some FUSE file systems whatever they like. Raises OSError."""
     if nbytes == 0:
         return None if os.pread(fd, 1, 0) else 0
     if os.fstat(fd).st_blocks == 0 and not os.pread(fd, 1, nbytes - 1):

@@ -1,7 +1,8 @@
 """Whom facts are asked of: this machine, or a capture of another one.
 
-Every question goes through a Source, so that another machine's situation is a test and a bug report. An answer is JSON-able;
-an error is kept as its errno. Questions about an open descriptor carry a label, which stands for it in a capture.
+Every question goes through a Source, so that another machine's situation is a test and a bug report. An
+answer is JSON-able; an error is kept as its errno. Questions about an open descriptor carry a label, which
+stands for it in a capture.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Source(ABC):
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """A descriptor of a file for reading, without waiting for a pipe's other end; in a capture -1, which stands for it."""
+        """A descriptor of a file for reading, without waiting for a pipe's other end; in a capture
+        -1, which stands for it."""
         fd = -1
 
         def live() -> bool:
@@ -141,13 +143,15 @@ class LiveSource(Source):
     def __init__(self) -> None:
         self._mounts = _MountTable()
         self.file_systems: dict[tuple[int, tuple[int, int]], tuple[bytes, FileSystemFacts]] = {}
-        """By mount id and device, with the mount table that they were learnt from: another table makes them worthless."""
+        """By mount id and device, with the mount table that they were learnt from: another
+        table makes them worthless."""
 
     def read_bytes(self, path: str, limit: int = 1 << 24) -> bytes:
         return self._mounts.read() if path == MOUNTINFO else super().read_bytes(path, limit)
 
     def forget(self) -> bool:
-        """The mount table is opened anew: after setns or unshare the open one is still the old namespace's."""
+        """The mount table is opened anew: after setns or unshare the open one is
+        still the old namespace's."""
         self._mounts.close()
         return True
 
@@ -156,11 +160,13 @@ class LiveSource(Source):
 
 
 class _MountTable:
-    """mountinfo, read again only when it has changed: the kernel answers poll() on it with POLLERR then (proc(5)).
+    """mountinfo, read again only when it has changed: the kernel answers poll() on it
+    with POLLERR then (proc(5)).
 
-    Producing it costs 60 us and more, which every open would pay. Two changes go unannounced: another mount namespace for this
-    process (a file's mount id is then missing here: `LiveSource.forget`), and superblock options set through
-    fsconfig(CMD_RECONFIGURE) or from another namespace, so a kept table may be late about "ro" of a file system.
+    Producing it costs 60 us and more, which every open would pay. Two changes go unannounced: another mount
+    namespace for this process (a file's mount id is then missing here: `LiveSource.forget`), and superblock
+    options set through fsconfig(CMD_RECONFIGURE) or from another namespace, so a kept table may be late
+    about "ro" of a file system.
     """
 
     _owner = _fd = -1

@@ -1,9 +1,9 @@
 """statx(2): type, size, mount id and direct-I/O alignment of a file in one call.
 
-The kernel sets a bit in stx_mask for what it really filled in. An absent DIOALIGN bit (Linux before 6.1, and file systems
-that never report it) is not "4096": it says nothing. A present bit with alignment 0 says that this file has no direct I/O
-(an encrypted or verity file, say). Python 3.11 has no os.statx. Where the call is refused (`filtered`), fstat(2) and the mount id
-of /proc/self/fdinfo say all but the alignments.
+The kernel sets a bit in stx_mask for what it really filled in. An absent DIOALIGN bit (Linux before 6.1, and
+file systems that never report it) is not "4096": it says nothing. A present bit with alignment 0 says that
+this file has no direct I/O (an encrypted or verity file, say). Python 3.11 has no os.statx. Where the call is
+refused (`filtered`), fstat(2) and the mount id of /proc/self/fdinfo say all but the alignments.
 """
 
 from __future__ import annotations

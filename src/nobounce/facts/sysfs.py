@@ -1,4 +1,5 @@
-"""Small files of /proc and /sys: what cannot be read, or is not what it should be, is None rather than an error."""
+"""Small files of /proc and /sys: what cannot be read, or is not what it should be, is
+None rather than an error."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def number(source: Source, path: str, base: int = 10) -> int | None:
 
 
 def integer(word: str, base: int = 10) -> int | None:
-    """The integer that a word is, or None; also for one past 64 bits, which no kernel writes and arithmetic may choke on."""
+    """The integer that a word is, or None; also for one past 64 bits, which no kernel writes and
+    arithmetic may choke on."""
     try:
         found = int(word, base) if word.isascii() else None
     except ValueError:

@@ -16,9 +16,9 @@ DirectProbe = Literal["yes", "no", "uncounted", "unknown"]
 class FileSystemFacts:
     """The file system a file is on.
 
-    `journal` is ext4's true journaling mode (None elsewhere), `memory` says that its files are memory (tmpfs and the
-    like), `decided_by` is the file under /proc that told the mode, or the one that told the type, `error` the errno of a mount
-    table that could not be read.
+    `journal` is ext4's true journaling mode (None elsewhere), `memory` says that its files are memory (tmpfs
+    and the like), `decided_by` is the file under /proc that told the mode, or the one that told the type,
+    `error` the errno of a mount table that could not be read.
     """
 
     fstype: str
@@ -34,11 +34,12 @@ class FileSystemFacts:
 
 @record
 class BlockFacts:
-    """The stack of block devices below a file, summed up: `peer` says whether a device can DMA between every leg of it and
-    another PCI device (hipFile G-11), `because` why not, and `decided_by` is the file under /sys that told.
+    """The stack of block devices below a file, summed up: `peer` says whether a device can DMA between
+    every leg of it and another PCI device (hipFile G-11), `because` why not, and `decided_by` is the
+    file under /sys that told.
 
-    `backing` is hipFile's word (G-9: nvme, lvm, md, crypt, mpath, dm, loop, virtio, scsi or the device's name) and `nvme` are
-    the PCI addresses of the local NVMe controllers found below.
+    `backing` is hipFile's word (G-9: nvme, lvm, md, crypt, mpath, dm, loop, virtio, scsi or the device's
+    name) and `nvme` are the PCI addresses of the local NVMe controllers found below.
     """
 
     name: str
@@ -53,11 +54,12 @@ class BlockFacts:
 class FileFacts:
     """One open file. Sizes, offsets and alignments in bytes; `device` and `rdev` are (major, minor).
 
-    `dio_*_align` is None where the kernel does not report it and 0 where it reports that there is no direct I/O.
-    `direct_fd` says whether an O_DIRECT descriptor could be opened; `direct_probe` whether an aligned read through it was
-    really direct (asked only where statx does not say; "uncounted": the kernel counts no reads of this file system). `block` is
-    looked up only for devices whose direct path is P2P. `inode_flags` are FS_*_FL of ioctl_iflags(2) where writes depend on them. A `sparse`
-    file has holes or ranges that were never written.
+    `dio_*_align` is None where the kernel does not report it and 0 where it reports that there is no direct
+    I/O. `direct_fd` says whether an O_DIRECT descriptor could be opened; `direct_probe` whether an aligned
+    read through it was really direct (asked only where statx does not say; "uncounted": the kernel counts
+    no reads of this file system). `block` is looked up only for devices whose direct path is P2P.
+    `inode_flags` are FS_*_FL of ioctl_iflags(2) where writes depend on them. A `sparse` file has holes or
+    ranges that were never written.
     """
 
     path: str | None

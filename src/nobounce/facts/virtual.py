@@ -1,5 +1,6 @@
-"""Is a GPU an SR-IOV virtual function, on which direct I/O does not work? On the host, physfn says so; in a guest only AMD's
-own library does (amdsmi: virtualization mode GUEST), and only where it is installed (hipFile G-13)."""
+"""Is a GPU an SR-IOV virtual function, on which direct I/O does not work? On the host, physfn says so;
+in a guest only AMD's own library does (amdsmi: virtualization mode GUEST), and only where it is
+installed (hipFile G-13)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ AMDSMI_FOLDER = "/opt/rocm/share/amd_smi"
 
 @dataclass(frozen=True, slots=True)
 class SmiGpu:
-    """One GPU as amdsmi shows it: `mode` is BAREMETAL, HOST, GUEST, PASSTHROUGH, UNKNOWN, or "" where the query failed."""
+    """One GPU as amdsmi shows it: `mode` is BAREMETAL, HOST, GUEST, PASSTHROUGH, UNKNOWN, or
+    "" where the query failed."""
 
     bdf: str
     name: str

@@ -1,8 +1,10 @@
-"""HIP's runtime calls by their own names, on any runtime: each returns a tuple, its status first, and raises nothing.
+"""HIP's runtime calls by their own names, on any runtime: each returns a tuple, its status
+first, and raises nothing.
 
-The conventions are those of AMD's bindings (`from hip import hip`): what C returns through pointers follows the status. Addresses,
-streams and events are ints. Only one runtime is meant at a time: that of the device given to `use`, else of the default device;
-ordinals and the current device of a thread are its own. What is not here is in nobounce's objects (Device, Stream, Buffer).
+The conventions are those of AMD's bindings (`from hip import hip`): what C returns through pointers follows
+the status. Addresses, streams and events are ints. Only one runtime is meant at a time: that of the device
+given to `use`, else of the default device; ordinals and the current device of a thread are its own. What is
+not here is in nobounce's objects (Device, Stream, Buffer).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _used: Device | None = None
 
 
 def use(device: DeviceLike) -> None:
-    """Name the device whose runtime is meant, and make it the thread's current one. None goes back to the default device.
+    """Name the device whose runtime is meant, and make it the thread's current one. None goes
+    back to the default device.
 
     Raises ArgumentError and UnavailableError as `Device` does.
     """

@@ -1,4 +1,5 @@
-"""How exceptions of the runtimes become HIP's statuses, and the last failed one of each thread (HIP rules 73 to 76)."""
+"""How exceptions of the runtimes become HIP's statuses, and the last failed one of each
+thread (HIP rules 73 to 76)."""
 
 from __future__ import annotations
 

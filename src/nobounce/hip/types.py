@@ -1,4 +1,5 @@
-"""HIP's enums and flags by their own names and numbers (hip_runtime_api.h), as AMD's Python bindings spell them."""
+"""HIP's enums and flags by their own names and numbers (hip_runtime_api.h), as AMD's
+Python bindings spell them."""
 
 from __future__ import annotations
 

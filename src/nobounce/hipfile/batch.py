@@ -1,8 +1,10 @@
-"""Batches: many operations at once, done by the process's I/O threads on the synchronous path (hipFile E-1 to E-12).
+"""Batches: many operations at once, done by the process's I/O threads on the synchronous
+path (hipFile E-1 to E-12).
 
-A batch is a capacity and what has been submitted and not yet been retrieved. Submission is all or nothing. Every operation
-holds its file and its buffer from submission to its end, so the driver may be closed meanwhile. What a call changes is changed on
-a thread that no interrupt reaches; what a wait that was interrupted would have told, the next one tells.
+A batch is a capacity and what has been submitted and not yet been retrieved. Submission is all or nothing.
+Every operation holds its file and its buffer from submission to its end, so the driver may be closed
+meanwhile. What a call changes is changed on a thread that no interrupt reaches; what a wait that was
+interrupted would have told, the next one tells.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class _Operation:
         self.cookie, self.state, self.result = params.cookie, OpState.WAITING, 0
 
     def move(self, state: OpState) -> None:
-        """To another state. Raises InternalError for a move that there is not. The caller holds the context's lock."""
+        """To another state. Raises InternalError for a move that there is not. The caller
+        holds the context's lock."""
         check_move(self.state, state)
         self.state = state
 
@@ -82,7 +85,8 @@ class _Operation:
         return IOEvents(self.cookie, self.state.public, self.result & (1 << 64) - 1)
 
     def start(self) -> None:
-        """Queue it. Where no thread can be started it has ended when this returns; without memory for it it has failed."""
+        """Queue it. Where no thread can be started it has ended when this returns; without
+        memory for it it has failed."""
         runtime = self._view.device._runtime
         try:
             engine_for(runtime).submit(self)
@@ -174,9 +178,11 @@ def batch_io_setup(max_nr: int) -> tuple[Error, int | None]:
 
 @whole
 def batch_io_submit(batch: int | None, nr: int, params: Sequence[IOParams] | None, flags: int = 0) -> Error:
-    """Submit the first `nr` of `params`, all or none (E-2); `flags` is ignored. The sequence may be reused at once.
+    """Submit the first `nr` of `params`, all or none (E-2); `flags` is ignored. The
+    sequence may be reused at once.
 
-    5022 for a bad batch, count or operation, 5037 over the capacity, 5027 for an unknown file, 5030 with the driver closed.
+    5022 for a bad batch, count or operation, 5037 over the capacity, 5027 for an unknown file,
+    5030 with the driver closed.
     """
     in_force = settings_in_force()
     if params is None or not 1 <= nr <= len(params):
@@ -229,10 +235,11 @@ def _accept(context: _Context, params: IOParams) -> _Operation:
 def batch_io_get_status(
     batch: int | None, min_nr: int, nr: int | None, timeout: Timeout = None
 ) -> tuple[Error, list[IOEvents]]:
-    """Events of ended operations, each told once, in no order: at least `min_nr` if the timeout allows, at most `nr`.
+    """Events of ended operations, each told once, in no order: at least `min_nr` if the
+    timeout allows, at most `nr`.
 
-    5022 for a bad batch, for nr None or 0, min_nr above nr, and a timeout with a negative part or a full second of
-    nanoseconds (E-6). With nothing outstanding, success and no events (E-7).
+    5022 for a bad batch, for nr None or 0, min_nr above nr, and a timeout with a negative part or a full
+    second of nanoseconds (E-6). With nothing outstanding, success and no events (E-7).
     """
     try:
         seconds = _seconds(timeout)
@@ -256,7 +263,8 @@ def _seconds(timeout: Timeout) -> float | None:
 
 @whole
 def batch_io_cancel(batch: int | None) -> Error:
-    """Cancel what is queued and wait for what runs; the batch can be used again. 5022 for an unknown batch (E-11)."""
+    """Cancel what is queued and wait for what runs; the batch can be used again. 5022 for
+    an unknown batch (E-11)."""
     try:
         _find(batch).cancel()
     except Refused as e:

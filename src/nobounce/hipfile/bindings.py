@@ -1,7 +1,8 @@
-"""The classes of hipFile's own Python bindings, by their names (hipFile H-1 to H-9), over this module's functions.
+"""The classes of hipFile's own Python bindings, by their names (hipFile H-1 to H-9), over
+this module's functions.
 
-They are here so that a program written for those bindings runs; new code is better off with `nobounce.open`, whose
-transfers own what they use and return receipts.
+They are here so that a program written for those bindings runs; new code is better off with `nobounce.open`,
+whose transfers own what they use and return receipts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ __version__ = ".".join(map(str, driver.API_VERSION))
 
 
 class HipFileException(NobounceError, RuntimeError):
-    """A status other than success. `hipfile_err` is the code, `hip_err` the runtime's where the code is 5011."""
+    """A status other than success. `hipfile_err` is the code, `hip_err` the
+    runtime's where the code is 5011."""
 
     def __init__(self, hipfile_err: int, hip_err: int = 0) -> None:
         self.hipfile_err, self.hip_err = hipfile_err, hip_err
@@ -41,10 +43,11 @@ def _check(error: Error) -> None:
 
 
 def check(result: Any) -> Any:
-    """The value of a call of this module: raises where the call failed, and takes the status off what is returned with one.
+    """The value of a call of this module: raises where the call failed, and takes the status off
+    what is returned with one.
 
-    For programs written for bindings that raise, cuFile's for one: `check(hipfile.read(...))` is the count. Raises HipFileException, and
-    OSError with `last_errno()` for -1.
+    For programs written for bindings that raise, cuFile's for one: `check(hipfile.read(...))` is the count.
+    Raises HipFileException, and OSError with `last_errno()` for -1.
     """
     if isinstance(result, Error):
         _check(result)
@@ -136,7 +139,8 @@ class Driver(_Opened):
 
 
 class Buffer(_Registered):
-    """A range of device memory at `ptr`, which it does not own; registered while a context manager is inside."""
+    """A range of device memory at `ptr`, which it does not own; registered while a
+    context manager is inside."""
 
     def __init__(self, ptr: Any, length: int, flags: int = 0) -> None:
         self._ptr, self._length, self._flags, self._registered = ptr, length, flags, False
@@ -220,7 +224,8 @@ class AsyncIOHandle:
 
 
 class FileHandle(_Opened):
-    """A file that is opened and registered by `open`; a context manager. O_DIRECT is the caller's business."""
+    """A file that is opened and registered by `open`; a context manager. O_DIRECT is
+    the caller's business."""
 
     _fd: int | None = None
     _handle: int | None = None
@@ -256,7 +261,8 @@ class FileHandle(_Opened):
 
     @unbroken
     def open(self) -> None:
-        """Open and register. Raises RuntimeError if open already, OSError, HipFileException; nothing stays open then."""
+        """Open and register. Raises RuntimeError if open already, OSError, HipFileException;
+        nothing stays open then."""
         if self._handle is not None:
             raise RuntimeError("the file is open")
         fd = os.open(self._path, self._flags, self._mode)

@@ -1,4 +1,5 @@
-"""Registered buffers (hipFile A-31 to A-33). They belong to their owners: registration remembers a range, no more."""
+"""Registered buffers (hipFile A-31 to A-33). They belong to their owners: registration
+remembers a range, no more."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from nobounce.hipfile.where import Memory, find_memory, pointer_of
 
 @whole
 def buf_register(ptr: Any, length: int | None = None, flags: int = 0) -> Error:
-    """Register `length` bytes of device memory at `ptr`; None means up to the end of the allocation. `flags` is unused.
+    """Register `length` bytes of device memory at `ptr`; None means up to the end of the
+    allocation. `flags` is unused.
 
-    5022 for null, 5023 for a pointer that is registered, 5013 for other than device memory, 5014 past the allocation,
-    5011 for HIP errors. Opens the driver, even where it fails (A-19).
+    5022 for null, 5023 for a pointer that is registered, 5013 for other than device memory, 5014 past the
+    allocation, 5011 for HIP errors. Opens the driver, even where it fails (A-19).
     """
     with STATE.lock:
         STATE.open_if_closed()
@@ -36,7 +38,8 @@ def buf_register(ptr: Any, length: int | None = None, flags: int = 0) -> Error:
 
 @whole
 def buf_deregister(ptr: Any) -> Error:
-    """Forget a registered pointer: 5006 with the driver closed, 5024 where unknown, 5030 where in use (A-32)."""
+    """Forget a registered pointer: 5006 with the driver closed, 5024 where unknown,
+    5030 where in use (A-32)."""
     with STATE.lock:
         if STATE.count == 0:
             return Error(OpError.DRIVER_CLOSING)
@@ -54,10 +57,11 @@ def buf_deregister(ptr: Any) -> Error:
 
 
 def find_buffer(base: Any) -> Buffer:
-    """The registered buffer of exactly this pointer, else a temporary one to the end of its allocation (A-33).
+    """The registered buffer of exactly this pointer, else a temporary one to the end
+    of its allocation (A-33).
 
-    To be marked in use by a Hold while the caller holds the lock. Raises Refused: 5022 for null, 5013 for other than device
-    memory.
+    To be marked in use by a Hold while the caller holds the lock. Raises Refused: 5022 for null, 5013 for
+    other than device memory.
     """
     buffer = STATE.buffers.get(pointer_of(base))
     if buffer is None:

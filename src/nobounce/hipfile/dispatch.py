@@ -1,4 +1,5 @@
-"""The table that every public function is called through, so that a tracing tool can put itself between (hipFile A-39)."""
+"""The table that every public function is called through, so that a tracing tool can put
+itself between (hipFile A-39)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 dispatch_table: dict[str, Callable[..., Any]] = {}
-"""Public functions by name. A tool replaces an entry by a function that calls the old one, and puts it back when done."""
+"""Public functions by name. A tool replaces an entry by a function that calls the old one,
+and puts it back when done."""
 
 
 COUNTED = {
@@ -25,7 +27,8 @@ COUNTED = {
     "batch_io_cancel": "batch_cancel",
     "batch_io_destroy": "batch_destroy",
 }
-"""Functions whose calls statistics count, and the counters' names. Streams are counted below, where all of them register."""
+"""Functions whose calls statistics count, and the counters' names. Streams are counted below,
+where all of them register."""
 
 
 def _counted(name: str, fn: Callable[P, R]) -> Callable[P, R]:
@@ -47,12 +50,14 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def whole(fn: Callable[P, R]) -> Callable[P, R]:
-    """The same for a function that changes what is registered or submitted: an interrupt of its caller does not cut it in two."""
+    """The same for a function that changes what is registered or submitted: an interrupt of its
+    caller does not cut it in two."""
     return _whole(fn, None)
 
 
 def whole_or(undo: Callable[[R], object]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`whole`; what the function returns is given to `undo` where it does not reach the caller for an interrupt."""
+    """`whole`; what the function returns is given to `undo` where it does not reach the
+    caller for an interrupt."""
     return lambda fn: _whole(fn, undo)
 
 

@@ -1,7 +1,7 @@
 """The driver: a use count for the process, and what is registered while it is above 0 (hipFile A-16 to A-23).
 
-One lock guards the count and the maps. Whoever does I/O takes a file and a buffer out of the maps under it and marks them
-in use there, so that a concurrent close or deregistration never pulls them away (C-31).
+One lock guards the count and the maps. Whoever does I/O takes a file and a buffer out of the maps under it
+and marks them in use there, so that a concurrent close or deregistration never pulls them away (C-31).
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def driver_open() -> Error:
 
 @whole
 def driver_close() -> Error:
-    """Count one less; at 0 every buffer and file is deregistered, streams and batches are not. 5001 at 0 (A-17)."""
+    """Count one less; at 0 every buffer and file is deregistered, streams and batches
+    are not. 5001 at 0 (A-17)."""
     with STATE.lock:
         if STATE.count == 0:
             return Error(OpError.DRIVER_NOT_INITIALIZED)
@@ -116,7 +117,8 @@ def get_version() -> tuple[Error, tuple[int, int, int]]:
 
 
 def _after_fork_in_child() -> None:
-    """The child starts closed: the parent's registrations are the parent's, and their second descriptors are closed."""
+    """The child starts closed: the parent's registrations are the parent's, and their
+    second descriptors are closed."""
     STATE.lock = threading.RLock()
     STATE.count = 0
     files = list(STATE.files.values())

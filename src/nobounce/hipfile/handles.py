@@ -1,7 +1,9 @@
-"""Registered files (hipFile A-24 to A-30): the caller's own descriptor, and its twin with the other kind of access.
+"""Registered files (hipFile A-24 to A-30): the caller's own descriptor, and its twin with
+the other kind of access.
 
-A descriptor is O_DIRECT or it is not, so registration opens the other flavour through /proc/self/fd. The caller's is used
-as it is, never closed and never changed; it must stay open until deregistration. Two descriptors per file, as published.
+A descriptor is O_DIRECT or it is not, so registration opens the other flavour through /proc/self/fd. The
+caller's is used as it is, never closed and never changed; it must stay open until deregistration. Two
+descriptors per file, as published.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ def _forget(result: tuple[Error, int | None]) -> None:
 
 @whole_or(_forget)
 def handle_register(descr: Descr | int | None, out: Any = RETURNED) -> tuple[Error, int | None]:
-    """Register a descriptor (a `Descr`, or its number); returns the handle, and stores it in `out` if that is given.
+    """Register a descriptor (a `Descr`, or its number); returns the handle, and stores it
+    in `out` if that is given.
 
-    An interrupt (Ctrl-C) takes the registration back, but for the moment in which the call returns: then `out` alone has it.
+    An interrupt (Ctrl-C) takes the registration back, but for the moment in which the call returns:
+    then `out` alone has it.
 
-    5022 where `descr` or `out` is None, 5008 for a type other than OPAQUE_FD, 5028 for a descriptor that is registered, 5030
-    where the file cannot be examined or its twin cannot be opened. Opens the driver on success (A-19, A-24).
+    5022 where `descr` or `out` is None, 5008 for a type other than OPAQUE_FD, 5028 for a descriptor that
+    is registered, 5030 where the file cannot be examined or its twin cannot be opened. Opens the driver
+    on success (A-19, A-24).
     """
     if descr is None or out is None:
         return Error(OpError.INVALID_VALUE), None
@@ -97,7 +102,8 @@ def _name(fd: int) -> str:
 
 @whole
 def handle_deregister(handle: int | None) -> None:
-    """Forget a file and close its twin. Unknown handles, null, and files in use are left alone in silence (A-29)."""
+    """Forget a file and close its twin. Unknown handles, null, and files in use are left
+    alone in silence (A-29)."""
     with STATE.lock:
         file = STATE.files.get(handle) if handle is not None else None
         if file is None or handle is None or file._in_flight:

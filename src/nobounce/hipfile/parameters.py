@@ -1,7 +1,8 @@
 """Properties, their setters, and configuration parameters (hipFile A-22, A-23).
 
-The published library answers 5030 to all of these on AMD; so does this one under NOBOUNCE_PROFILE=hipfile-0.5. Otherwise
-they work as the cross-platform tests intend: set while closed (5026 while open), applied by open, dropped by close.
+The published library answers 5030 to all of these on AMD; so does this one under
+NOBOUNCE_PROFILE=hipfile-0.5. Otherwise they work as the cross-platform tests intend: set while closed (5026
+while open), applied by open, dropped by close.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def driver_set_max_pinned_mem_size(max_pinned_mem_size: int) -> Error:
 
 @public
 def get_parameter_size_t(parameter: int) -> tuple[Error, int]:
-    """The value in force while open; while closed the one staged, else the default. 5022 for an unknown number."""
+    """The value in force while open; while closed the one staged, else the default.
+    5022 for an unknown number."""
     return _get(SizeTParameter, parameter, 0)
 
 
@@ -103,7 +105,8 @@ def get_parameter_string(parameter: int) -> tuple[Error, str]:
 
 @public
 def set_parameter_size_t(parameter: int, value: int) -> Error:
-    """Stage a value for the next open. 5026 while open, 5022 for an unknown number or a value out of range."""
+    """Stage a value for the next open. 5026 while open, 5022 for an unknown number
+    or a value out of range."""
     return _set(SizeTParameter, parameter, value)
 
 

@@ -1,7 +1,7 @@
 """Reads and writes in stream order (hipFile D-1 to D-19).
 
-Differs from the published library in one thing, unless the profile asks for it: a direct transfer that fails with ENODEV
-or EREMOTEIO is repeated on fallback in its place in the stream.
+Differs from the published library in one thing, unless the profile asks for it: a direct transfer that fails
+with ENODEV or EREMOTEIO is repeated on fallback in its place in the stream.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def read_async(
 ) -> Error:
     """Read in stream order; returns at once. None for `stream` is the null stream.
 
-    `size` and the offsets are ints or hold one (`Cell`, a ctypes integer, a 0-d integer array): read now, and again when the
-    stream gets here unless it is registered with the FIXED flag (D-4). `bytes_done` is such a holder; valid after the stream
-    has been waited for, it is the count, -1 for an error of fallback, -5030 for one of fastpath, or minus another code. A
-    ctypes integer for it should be a signed one.
+    `size` and the offsets are ints or hold one (`Cell`, a ctypes integer, a 0-d integer array): read now, and
+    again when the stream gets here unless it is registered with the FIXED flag (D-4). `bytes_done` is such a
+    holder; valid after the stream has been waited for, it is the count, -1 for an error of fallback, -5030
+    for one of fastpath, or minus another code. A ctypes integer for it should be a signed one.
 
-    5022 for None, and whatever else while the driver is closed, which opens it (A-20); 5027 for an unknown file; 5022 for a
-    bad region or a stream of another device; 5030 where every backend refuses; 5011 where memory or the runtime fails.
+    5022 for None, and whatever else while the driver is closed, which opens it (A-20); 5027 for an unknown
+    file; 5022 for a bad region or a stream of another device; 5030 where every backend refuses; 5011 where
+    memory or the runtime fails.
     """
     return _submit("read", fh, base, size, file_offset, buffer_offset, bytes_done, stream)
 
@@ -69,7 +70,8 @@ def write_async(
     bytes_done: Any,
     stream: Any = None,
 ) -> Error:
-    """Write in stream order; parameters and statuses as `read_async`. The data is not forced to the disk (D-13)."""
+    """Write in stream order; parameters and statuses as `read_async`. The data is not
+    forced to the disk (D-13)."""
     return _submit("write", fh, base, size, file_offset, buffer_offset, bytes_done, stream)
 
 

@@ -1,8 +1,9 @@
 """Public statistics in cuFile's shape (hipFile F-15 to F-17), filled from nobounce's own counters.
 
-As published: sums over devices and backends; rates are bytes over operation time; 0 where the divisor is 0. Filled here and
-zero there (J-12): deregistrations, batches, operations per second, size histograms, uuids. NOBOUNCE_PROFILE=hipfile-0.5 turns
-these back to zero. Times in microseconds, sizes in bytes, rates in bytes per second.
+As published: sums over devices and backends; rates are bytes over operation time; 0 where the divisor is
+0. Filled here and zero there (J-12): deregistrations, batches, operations per second, size histograms,
+uuids. NOBOUNCE_PROFILE=hipfile-0.5 turns these back to zero. Times in microseconds, sizes in bytes,
+rates in bytes per second.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class StatsL1:
 
 @dataclass(slots=True)
 class StatsL2:
-    """Level 1, and operations by size: bucket 0 below 4 KiB, each next one twice as large, the last used one open."""
+    """Level 1, and operations by size: bucket 0 below 4 KiB, each next one twice as
+    large, the last used one open."""
 
     basic: StatsL1 = field(default_factory=StatsL1)
     read_size_kb_hist: list[int] = field(default_factory=lambda: [0] * HISTOGRAM)

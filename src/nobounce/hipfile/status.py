@@ -1,4 +1,5 @@
-"""Statuses: hipFile's error pairs, their texts, and how exceptions of the layers below become them (hipFile A-1 to A-3, A-35)."""
+"""Statuses: hipFile's error pairs, their texts, and how exceptions of the layers below become them
+(hipFile A-1 to A-3, A-35)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Configuration parameters: staged while the driver is closed, applied by open, dropped by close (hipFile A-23).
+"""Configuration parameters: staged while the driver is closed, applied by open, dropped
+by close (hipFile A-23).
 
-Two of them decide routes (allow and force compatibility mode), one bounds a direct call and one a batch; a stats level is
-what it is elsewhere. The others are kept and given back: what they tune does not exist here.
+Two of them decide routes (allow and force compatibility mode), one bounds a direct call and one a batch; a
+stats level is what it is elsewhere. The others are kept and given back: what they tune does not exist here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Key = tuple[type, int]
 
 KIB = 1 << 10
 DIRECT_ALIGN_KIB = 64
-"""Multiple that the largest direct transfer must be of; 4 KiB for poll threshold, cache and pinned sizes (A-23)."""
+"""Multiple that the largest direct transfer must be of; 4 KiB for poll threshold, cache
+and pinned sizes (A-23)."""
 ALIGN_KIB = 4
 
 _ALIGNED: dict[Key, int] = {

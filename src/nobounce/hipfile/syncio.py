@@ -28,15 +28,16 @@ from nobounce.route.types import Op
 def read(fh: int | None, base: Any, size: int, file_offset: int, buffer_offset: int) -> int:
     """Read into device memory: bytes moved, -1 with `last_errno()`, or minus a status code (A-35).
 
-    `base` is an address, or any memory that nobounce knows; sizes and offsets in bytes. Raises ConfigError, which names
-    the variable, and nothing else.
+    `base` is an address, or any memory that nobounce knows; sizes and offsets in bytes. Raises ConfigError,
+    which names the variable, and nothing else.
     """
     return _transfer("read", fh, base, size, file_offset, buffer_offset)
 
 
 @public
 def write(fh: int | None, base: Any, size: int, file_offset: int, buffer_offset: int) -> int:
-    """Write from device memory; results as `read`. What went through fallback is on the disk at return (C-26)."""
+    """Write from device memory; results as `read`. What went through fallback is on
+    the disk at return (C-26)."""
     return _transfer("write", fh, base, size, file_offset, buffer_offset)
 
 
@@ -69,7 +70,8 @@ def _transfer(op: Op, fh: int | None, base: Any, size: int, file_offset: int, bu
 def score(
     fh: int | None, base: Any, size: int, file_offset: int, buffer_offset: int, *, op: Op = "read"
 ) -> tuple[Error, Scores | None]:
-    """What the backends would say of a request: 100, 1 or -1, with each refusal (C-1). Not part of the C API; moves nothing."""
+    """What the backends would say of a request: 100, 1 or -1, with each refusal (C-1). Not part of
+    the C API; moves nothing."""
     hold: Hold | None = None
     try:
         with STATE.lock:

@@ -92,7 +92,8 @@ class Status(enum.IntFlag):
 
 
 class SizeTParameter(enum.IntEnum):
-    """Parameters of `get_parameter_size_t` and `set_parameter_size_t` (A-12); sizes in KiB where the name says KB."""
+    """Parameters of `get_parameter_size_t` and `set_parameter_size_t` (A-12); sizes in
+    KiB where the name says KB."""
 
     PROFILE_STATS = 0
     EXECUTION_MAX_IO_QUEUE_DEPTH = 1
@@ -205,7 +206,8 @@ class IOParams:
 class IOEvents:
     """hipFileIOEvents_t: what became of one operation.
 
-    `ret` is unsigned as in C (A-10): a negative result is stored in two's complement; `result` reads it as signed.
+    `ret` is unsigned as in C (A-10): a negative result is stored in two's complement;
+    `result` reads it as signed.
     """
 
     cookie: Any

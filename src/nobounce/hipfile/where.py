@@ -1,7 +1,8 @@
 """From a pointer or a stream handle to the runtime that knows it.
 
-C has one HIP runtime per process; here several may be loaded, and their addresses and handles never coincide. The default
-streams (0, 1, 2) belong to every runtime: they mean the one named by `use`, else that of the default device.
+C has one HIP runtime per process; here several may be loaded, and their addresses and handles never
+coincide. The default streams (0, 1, 2) belong to every runtime: they mean the one named by `use`, else
+that of the default device.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _used: Device | None = None
 
 
 def use(device: DeviceLike) -> None:
-    """Name the device whose runtime the default streams, and pointers that no loaded runtime knows, belong to.
+    """Name the device whose runtime the default streams, and pointers that no loaded
+    runtime knows, belong to.
 
     None goes back to the default device. Raises ArgumentError and UnavailableError as `Device` does.
     """
@@ -46,7 +48,8 @@ class Memory(NamedTuple):
 
 
 def pointer_of(base: Any) -> int:
-    """The address of an int, a `c_void_p`, or any memory that nobounce knows. Raises Refused with 5022, for null too."""
+    """The address of an int, a `c_void_p`, or any memory that nobounce knows. Raises Refused
+    with 5022, for null too."""
     address = _address(base)
     if address is None:
         address = _buffer_of(base).handle
@@ -58,8 +61,8 @@ def pointer_of(base: Any) -> int:
 def find_memory(base: Any) -> Memory:
     """The device memory behind a base pointer.
 
-    Raises Refused: 5022 for null, for what is no memory and where HIP says "invalid value", 5013 for memory that is not
-    a device's, 5011 for other HIP errors (A-31, A-33).
+    Raises Refused: 5022 for null, for what is no memory and where HIP says "invalid value", 5013 for memory
+    that is not a device's, 5011 for other HIP errors (A-31, A-33).
     """
     address = pointer_of(base)
     owner: Buffer | None = None
@@ -111,7 +114,8 @@ def _ask(runtime: Runtime, address: int) -> PointerInfo:
 
 
 def find_stream(stream: Any) -> tuple[Runtime, int]:
-    """The runtime and handle of a stream; None is the null stream. Raises DeviceError where no runtime knows it."""
+    """The runtime and handle of a stream; None is the null stream. Raises DeviceError
+    where no runtime knows it."""
     if stream is None:
         return used_device()._runtime, NULL_STREAM
     if not isinstance(stream, int):

@@ -1,7 +1,8 @@
 """hipFile's routing: one backend takes the whole request (C-1 to C-12), and its own region rule (A-36, A-37).
 
-The object API splits a request and judges more kindly; here the published conditions hold to the letter, on any runtime:
-device memory alone, ext4 (ordered), xfs or a block device for fastpath, and no memory of earlier failures.
+The object API splits a request and judges more kindly; here the published conditions hold to the
+letter, on any runtime: device memory alone, ext4 (ordered), xfs or a block device for fastpath, and no
+memory of earlier failures.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Scores(NamedTuple):
 
 
 def check_region(file_offset: int, nbytes: int, buffer_offset: int, buffer_nbytes: int) -> None:
-    """A-36, with the offset strictly inside the buffer. Raises OffsetError for a negative offset (A-37), else Rejected."""
+    """A-36, with the offset strictly inside the buffer. Raises OffsetError for a negative
+    offset (A-37), else Rejected."""
     if file_offset < 0 or buffer_offset < 0:
         raise OffsetError(f"negative offset: file {file_offset}, buffer {buffer_offset}")
     if buffer_offset >= buffer_nbytes or not 0 <= nbytes <= buffer_nbytes - buffer_offset:
@@ -68,7 +70,8 @@ def adapt(request: Request, in_force: Settings) -> Request:
     direct = replace(
         request.direct, file_rule="hipfile", memory_kinds=DEVICE_ONLY, virtual_function="unknown"
     )
-    # The published score does not look at the block stack (C-12): there a P2P failure is the driver's ENODEV (J-29).
+    # The published score does not look at the block stack (C-12): there a P2P failure is
+    # the driver's ENODEV (J-29).
     file = replace(request.file, block=None) if published_profile() else request.file
     return replace(
         request, file=file, direct=direct, settings=in_force, earlier_failure=None, require="auto", cached=()
@@ -124,7 +127,8 @@ def route(request: Request, backend: BackendName | None = None) -> Route:
 
 
 class Decider:
-    """Decides one operation; asked again at the head of a stream, it keeps its backend and checks the region anew."""
+    """Decides one operation; asked again at the head of a stream, it keeps its backend
+    and checks the region anew."""
 
     def __init__(self, in_force: Settings, *, retry: bool = True) -> None:
         self._in_force = in_force if retry else replace(in_force, retry_errnos="")
@@ -171,8 +175,8 @@ def carry_out(
 ) -> Receipt:
     """A synchronous operation on a file and a buffer that the caller holds in use.
 
-    Fallback writes are on the disk when this returns (C-26). Raises Rejected, RouteError, TransferError, DeviceError,
-    OutOfMemoryError.
+    Fallback writes are on the disk when this returns (C-26). Raises Rejected, RouteError, TransferError,
+    DeviceError, OutOfMemoryError.
     """
     size = capped(nbytes)
     check_region(file_offset, size, buffer_offset, view.nbytes)

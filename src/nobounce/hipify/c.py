@@ -1,7 +1,7 @@
 """C and C++ sources, CUDA's .cu among them: names and includes by table, whatever stands around them stays.
 
-Only names that mean the libraries' own things are changed: not members (`x.cudaFree`), not names of a namespace (`mine::cudaFree`),
-and not names that the source itself defines.
+Only names that mean the libraries' own things are changed: not members (`x.cudaFree`), not names of a
+namespace (`mine::cudaFree`), and not names that the source itself defines.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ class _Source:
         return owner.text == ">" or (owner.kind == "name" and owner.text not in _KEYWORDS)
 
     def _defined(self) -> dict[str, int]:
-        """Names of the table that the source gives a meaning of its own, with the token: macros, functions, types, variables."""
+        """Names of the table that the source gives a meaning of its own, with the token: macros,
+        functions, types, variables."""
         found: dict[str, int] = {}
         for i, token in enumerate(self._solid):
             if token.kind == "name" and token.text in TABLE and not self._is_member(i) and self._is_own(i):
@@ -182,7 +183,8 @@ class _Source:
         return len(self._solid) - 1
 
     def _has_body(self, i: int, *, prototypes: bool) -> bool:
-        """Whether the parentheses that open here are followed by a function's body, or with `prototypes` by its end."""
+        """Whether the parentheses that open here are followed by a function's body, or with
+        `prototypes` by its end."""
         rest = self._closing(i) + 1
         while rest < len(self._solid) and self._solid[rest].text in ("const", "noexcept", "override"):
             rest += 1
@@ -232,7 +234,8 @@ class _Source:
             self._leave(token, "the driver API is not in the table" if driver else "it is not in the table")
 
     def _is_used(self, i: int) -> bool:
-        """Whether a name that looks like a library's is likely to be one: called, or a type or constant of that style."""
+        """Whether a name that looks like a library's is likely to be one: called, or a type
+        or constant of that style."""
         text = self._solid[i].text
         if _LIBRARIES.match(text):
             return self._after(i) == "("

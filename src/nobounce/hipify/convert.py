@@ -1,4 +1,5 @@
-"""One source, as bytes: which language it is in, its encoding, the conversion. What cannot be read is a FormatError of one sentence."""
+"""One source, as bytes: which language it is in, its encoding, the conversion. What cannot be read is a
+FormatError of one sentence."""
 
 from __future__ import annotations
 
@@ -106,8 +107,8 @@ def _python(text: str, target: Target) -> Converted:
 def _is_too_deep(text: str) -> bool:
     """Whether libcst's parser, which knows no limit, could run out of stack and end the process.
 
-    CPython's own gives up sooner. It does not know the syntax of later versions, though: what it calls wrong is let through where
-    neither brackets nor lines are of a size for that.
+    CPython's own gives up sooner. It does not know the syntax of later versions, though: what it calls wrong
+    is let through where neither brackets nor lines are of a size for that.
     """
     try:
         with warnings.catch_warnings():

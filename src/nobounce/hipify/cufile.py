@@ -1,7 +1,8 @@
 """cuda.bindings.cufile as nobounce.hipfile, or as AMD's hipfile: the same functions by other names.
 
-cuFile's bindings raise where hipFile's return a status, so each call is wrapped: in `hipfile.check` here, in a small function that is put
-into the source there. Handles and registrations belong to one library: either all calls of a source go over or none.
+cuFile's bindings raise where hipFile's return a status, so each call is wrapped: in `hipfile.check` here, in
+a small function that is put into the source there. Handles and registrations belong to one library: either
+all calls of a source go over or none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""cuFile's C names and hipFile's (cufile.h, hipfile.h). Members of structures that are called otherwise stand by themselves."""
+"""cuFile's C names and hipFile's (cufile.h, hipfile.h). Members of structures that are called
+otherwise stand by themselves."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ ERROR_CLASS = "cuFileError"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One function: its name in nobounce.hipfile and in AMD's, "" where there is none. `raises`: cuFile's raises, theirs do not."""
+    """One function: its name in nobounce.hipfile and in AMD's, "" where there is none. `raises`:
+    cuFile's raises, theirs do not."""
 
     nobounce: str
     hip: str

@@ -17,7 +17,9 @@ from nobounce.hipify.slots import Slot, Use
 FILE = "cufile.CuFile"
 REASONS = {
     "cufile.CuFileDriver": "nobounce.hipfile opens its driver with the first file",
-    "cufile.bindings": "nobounce.hipfile has these functions by other names and conventions (docs/hipfile.md)",
+    "cufile.bindings": (
+        "nobounce.hipfile has these functions by other names and conventions (docs/hipfile.md)"
+    ),
     "cufile": "nobounce has no counterpart",
 }
 HIP_REASONS = {"cufile": "HIP's bindings have no class of this kind"}

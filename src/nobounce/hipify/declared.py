@@ -98,7 +98,8 @@ class Declarations:
         return self.variables[key].root()
 
     def _block(self, name: cst.Name, at: cst.CSTNode) -> cst.With | None:
-        """The innermost `with` that binds the name and that it stands in. Another one may bind it to something else."""
+        """The innermost `with` that binds the name and that it stands in. Another one may
+        bind it to something else."""
         for node in self._source.ancestors(at):
             if isinstance(node, cst.With) and any(
                 item.asname is not None

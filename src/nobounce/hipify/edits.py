@@ -36,7 +36,8 @@ class Lines:
 
 
 def apply(text: str, edits: Iterable[Edit]) -> str:
-    """The text with all edits made; those at one place in the order given. Raises ValueError where two overlap."""
+    """The text with all edits made; those at one place in the order given. Raises
+    ValueError where two overlap."""
     out: list[str] = []
     at = 0
     for edit in sorted(edits, key=lambda e: (e.start, e.end)):

@@ -1,6 +1,8 @@
-"""Follows objects of the old libraries through a source: from the call that makes one to everything that is done with it.
+"""Follows objects of the old libraries through a source: from the call that makes one to
+everything that is done with it.
 
-What cannot be followed is noted as such on the slot, so that a rule sees that an object gets out of sight. Only this source is looked at.
+What cannot be followed is noted as such on the slot, so that a rule sees that an object gets out of sight.
+Only this source is looked at.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ def _element(slot: Slot | None) -> Slot | None:
 
 
 class Flow:
-    """`makes` gives the kind of object that a call of a dotted name makes, `results` what a method of a kind returns, `classes`
-    the kind of a dotted name used as a class, in annotations and isinstance."""
+    """`makes` gives the kind of object that a call of a dotted name makes, `results` what a method of a kind
+    returns, `classes` the kind of a dotted name used as a class, in annotations and isinstance."""
 
     def __init__(
         self,
@@ -170,7 +172,8 @@ class Flow:
             use(slot, Use("other", value, "a place that cannot be followed"))
 
     def _annotate(self, slot: Slot | None, annotation: cst.BaseExpression) -> None:
-        """A class named alone, or beside None, says what the slot holds; one inside of list[...] what its elements are."""
+        """A class named alone, or beside None, says what the slot holds; one inside of
+        list[...] what its elements are."""
         if isinstance(annotation, cst.BinaryOperation):
             self._annotate(slot, annotation.left)
             self._annotate(slot, annotation.right)

@@ -12,8 +12,9 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def sources(paths: Iterable[str]) -> Iterator[str]:
-    """Each path once. Of a folder: regular files with a suffix of a source, in order of their names; no links, no hidden folders,
-    no virtual environments. A folder that cannot be listed is given itself, so that reading it says why."""
+    """Each path once. Of a folder: regular files with a suffix of a source, in order of their names; no
+    links, no hidden folders, no virtual environments. A folder that cannot be listed is given itself, so
+    that reading it says why."""
     seen: set[str] = set()
     for path in paths:
         for found in _in(path) if os.path.isdir(path) else (path,):

@@ -1,7 +1,8 @@
 """torch.cuda.gds as nobounce's files: GdsFile -> File.
 
-A GdsFile moves whole storages. A storage has no array protocol of its own, so the new text makes a tensor of bytes over the same memory.
-On ROCm torch.cuda.gds is hipFile already, which is why nothing is rewritten with HIP's bindings as the target.
+A GdsFile moves whole storages. A storage has no array protocol of its own, so the new text makes a tensor of
+bytes over the same memory. On ROCm torch.cuda.gds is hipFile already, which is why nothing is rewritten with
+HIP's bindings as the target.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The import statements of a converted source: what is no longer used goes, what the new text uses comes in its place.
+"""The import statements of a converted source: what is no longer used goes, what the new text
+uses comes in its place.
 
-A new import stands where an old one of the same use stood, so that it is tried where the old one was tried and bound where it was bound.
+A new import stands where an old one of the same use stood, so that it is tried where the old one was tried
+and bound where it was bound.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def is_check(source: Source, node: cst.BaseExpression) -> bool:
 
 @dataclass(eq=False)
 class _Part:
-    """A binding of which something goes: the new names that stand for it, what it still is used for, where it is asked for."""
+    """A binding of which something goes: the new names that stand for it, what it still is used
+    for, where it is asked for."""
 
     binding: Binding
     wanted: list[str]
@@ -50,7 +53,8 @@ class _Part:
 
 
 class Imports:
-    """`references` are all of the source's to the old libraries, with their meanings; `gone` the ids of those rewritten."""
+    """`references` are all of the source's to the old libraries, with their meanings; `gone`
+    the ids of those rewritten."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """kvikio's files and futures as nobounce's: CuFile -> File, IOFuture -> Transfer.
 
-kvikio's calls take any array and return counts; nobounce's take the same arrays and return receipts, whose `nbytes` is the count. A
-`pread` runs beside its caller; its counterpart is ordered after the default stream's work, which is what kvikio's users wait for by hand.
+kvikio's calls take any array and return counts; nobounce's take the same arrays and return receipts, whose
+`nbytes` is the count. A `pread` runs beside its caller; its counterpart is ordered after the default stream's
+work, which is what kvikio's users wait for by hand.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _METHODS = {
 _SHORT = "kvikio raises RuntimeError where the file ends first; nobounce returns a short count"
 _CHUNKS = "task_size is dropped: nobounce chooses its chunks (NOBOUNCE_CHUNK_SIZE)"
 _DEFAULTS = (
-    "nobounce has no such call: it is a setting of the process's environment (NOBOUNCE_IO_THREADS, NOBOUNCE_CHUNK_SIZE, "
+    "nobounce has no such call: it is a setting of the process's environment (NOBOUNCE_IO_THREADS, "
+    "NOBOUNCE_CHUNK_SIZE, "
     "HIPFILE_FORCE_COMPAT_MODE; `nobounce config`)"
 )
 REASONS = {
@@ -60,7 +62,9 @@ REASONS = {
     "kvikio.numpy": "nobounce has no fromfile: nobounce.open(path).read(array) reads into an array",
     "kvikio.stream_register": "nobounce.register_stream takes a Stream object, not a raw handle",
     "kvikio.stream_deregister": "nobounce.deregister_stream takes a Stream object, not a raw handle",
-    "kvikio.get_page_cache_info": "nobounce has no such call; a receipt says how much came from the page cache",
+    "kvikio.get_page_cache_info": (
+        "nobounce has no such call; a receipt says how much came from the page cache"
+    ),
     "kvikio.nvcomp": "nobounce does not compress",
     "kvikio.nvcomp_codec": "nobounce does not compress",
     "kvikio": "nobounce has no counterpart",

@@ -1,6 +1,8 @@
-"""The CUDA runtime's names and HIP's: one table for Python and C (spec: HIP's own names, as AMD's bindings export them).
+"""The CUDA runtime's names and HIP's: one table for Python and C (spec: HIP's own names, as
+AMD's bindings export them).
 
-A name that is not here has no counterpart that keeps its meaning, or none that was looked up; it is left and said.
+A name that is not here has no counterpart that keeps its meaning, or none that was looked
+up; it is left and said.
 """
 
 from __future__ import annotations

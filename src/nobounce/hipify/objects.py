@@ -1,4 +1,5 @@
-"""What the rules for a library's classes have in common: an object is converted with all that is done with it, or not at all."""
+"""What the rules for a library's classes have in common: an object is converted with all that is
+done with it, or not at all."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from nobounce.hipify.source import Source
 class Proposal:
     """Edits, what they need and what they mean. With `problems`, none of it is done.
 
-    `needs` are names that the new text uses ("nobounce", "hipfile", "hip", "os", "torch", "ctypes") and the nodes where; `claimed`
-    are the references to the old library that are gone with it.
+    `needs` are names that the new text uses ("nobounce", "hipfile", "hip", "os", "torch", "ctypes") and the
+    nodes where; `claimed` are the references to the old library that are gone with it.
     """
 
     source: Source
@@ -76,7 +76,8 @@ def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.Arg] | None
 
 
 def rename(proposal: Proposal, call: cst.Call, found: dict[str, cst.Arg], new: dict[str, str]) -> None:
-    """Give arguments new names, as keywords; one named "" stays positional and comes first, one that is not in `new` goes."""
+    """Give arguments new names, as keywords; one named "" stays positional and comes first, one
+    that is not in `new` goes."""
     for old, arg in found.items():
         if old not in new:
             remove(proposal, call, arg)
@@ -112,7 +113,8 @@ def is_statement(source: Source, node: cst.CSTNode) -> bool:
 
 
 def is_plain(node: cst.BaseExpression) -> bool:
-    """Whether evaluating it twice, or not at all, is the same: names, attributes, numbers, strings and sums of them."""
+    """Whether evaluating it twice, or not at all, is the same: names, attributes, numbers,
+    strings and sums of them."""
     match node:
         case cst.Name() | cst.Integer() | cst.Float() | cst.SimpleString():
             return True

@@ -1,4 +1,5 @@
-"""Python sources: finds what they use of the old libraries, has the rules propose changes, and makes those that keep the meaning."""
+"""Python sources: finds what they use of the old libraries, has the rules propose changes, and makes
+those that keep the meaning."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ LIBRARIES = (
 
 
 def kind_of(name: str) -> str:
-    """The kind that a rewritten name is counted under: its library, in C the API that it is of, or "import"."""
+    """The kind that a rewritten name is counted under: its library, in C the API
+    that it is of, or "import"."""
     for library in LIBRARIES:
         if name == library or name.startswith(f"{library}."):
             return library
@@ -33,7 +34,8 @@ def kind_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Left:
-    """A place that keeps its old API: 1-based line, the name as its library spells it, the reason as one sentence."""
+    """A place that keeps its old API: 1-based line, the name as its library spells it,
+    the reason as one sentence."""
 
     line: int
     name: str

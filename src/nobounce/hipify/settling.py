@@ -1,4 +1,5 @@
-"""What method calls mean once all of a source has been read: calls of its own classes, of lists and dicts, and of the objects looked for."""
+"""What method calls mean once all of a source has been read: calls of its own classes, of lists and dicts,
+and of the objects looked for."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ class Settling:
                     slot.root().mixed.append((function.node, f"what callers give as `{name}`"))
 
     def _contents(self, slot: Slot) -> None:
-        """What may hold other things than this source puts in, and attributes of objects that it does not make."""
+        """What may hold other things than this source puts in, and attributes of
+        objects that it does not make."""
         if slot.kinds() or slot.owner is not None:
             return
         for name, part in slot.fields.items():

@@ -1,7 +1,9 @@
-"""Which variables, attributes and list elements hold the same objects: a small unification, without running anything.
+"""Which variables, attributes and list elements hold the same objects: a small unification,
+without running anything.
 
-Every place that can hold a value is a Slot. Assigning one to another makes them one slot (as in Steensgaard's analysis), and so are
-then their elements and attributes. A slot knows where its objects were made, what else it may hold, and all that is done with it.
+Every place that can hold a value is a Slot. Assigning one to another makes them one slot (as in Steensgaard's
+analysis), and so are then their elements and attributes. A slot knows where its objects were made, what else
+it may hold, and all that is done with it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ Action = Literal["method", "attribute", "store", "annotation", "isinstance", "ar
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """Something done with what a slot holds. `name`: the method's, the attribute's, or whom it is handed to."""
+    """Something done with what a slot holds. `name`: the method's, the attribute's,
+    or whom it is handed to."""
 
     action: Action
     node: cst.CSTNode

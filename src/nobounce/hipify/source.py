@@ -1,7 +1,8 @@
 """A parsed Python source: where its nodes are in the text, and what its names mean.
 
-Names are resolved by scope, so that a variable which merely looks like a library's name is not taken for it. A name that an
-`except ImportError` sets to None is still the library's; one that is bound to anything else as well is not.
+Names are resolved by scope, so that a variable which merely looks like a library's name is not taken for
+it. A name that an `except ImportError` sets to None is still the library's; one that is bound to
+anything else as well is not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Binding(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """What an expression refers to: the full dotted name, through which binding; `rebound` says where it is bound to else."""
+    """What an expression refers to: the full dotted name, through which binding; `rebound` says
+    where it is bound to else."""
 
     dotted: str
     binding: Binding
@@ -92,7 +94,8 @@ class Source:
         return next((a for a in self.ancestors(node) if isinstance(a, kinds)), None)
 
     def without(self, node: cst.CSTNode, which: int = 1) -> Edit:
-        """Take a small statement away, the `which`-th of its block: with its line, if it is alone there and others stay in the block."""
+        """Take a small statement away, the `which`-th of its block: with its line, if it is alone there and
+        others stay in the block."""
         line = self.parent(node)
         start, end = self.span(node)
         alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
@@ -182,7 +185,8 @@ class Source:
         return self._bindings[key]
 
     def _is_none_after(self, assignment: Any, imports: tuple[cst.CSTNode, ...]) -> bool:
-        """Whether it sets the name to None where one of the imports has failed, or before a try that imports it."""
+        """Whether it sets the name to None where one of the imports has failed, or
+        before a try that imports it."""
         node = getattr(assignment, "node", None)
         if not isinstance(node, cst.Name):
             return False

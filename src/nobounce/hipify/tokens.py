@@ -1,7 +1,8 @@
 """C and C++ source as tokens: enough of the language to tell a name from what only looks like one.
 
-Strings (raw ones too), character constants, comments and the file names of #include are tokens of their own. A line that ends with a
-backslash goes on in the next one, in comments as well. Every character belongs to one token.
+Strings (raw ones too), character constants, comments and the file names of #include are tokens of
+their own. A line that ends with a backslash goes on in the next one, in comments as well. Every
+character belongs to one token.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _INCLUDE = re.compile(r"[ \t]*(?P<quote>[<\"])(?P<path>[^>\"\r\n]*)[>\"]")
 
 
 class Token(NamedTuple):
-    """`kind`: blank, comment, string, char, number, name, mark, or include for the file name of one, without its quotes."""
+    """`kind`: blank, comment, string, char, number, name, mark, or include for the file name of
+    one, without its quotes."""
 
     kind: str
     text: str

@@ -1,6 +1,7 @@
 """From a trace to the figures of the report: sums over every transfer, and the few that are shown one by one.
 
-The records have been checked where they were read (`records`): what is there has its type, what is not there counts as nothing.
+The records have been checked where they were read (`records`): what is there has its type, what is not
+there counts as nothing.
 """
 
 from __future__ import annotations

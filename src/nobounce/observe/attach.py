@@ -1,6 +1,8 @@
-"""Reading another process's counters: get the descriptor, look at it with distrust, and read on even when the process is gone.
+"""Reading another process's counters: get the descriptor, look at it with distrust, and read on even
+when the process is gone.
 
-Nothing is mapped: `pread` on a memfd cannot fault, whatever its owner does to it. What is read is judged by `snapshot.parse`.
+Nothing is mapped: `pread` on a memfd cannot fault, whatever its owner does to it. What is read is
+judged by `snapshot.parse`.
 """
 
 from __future__ import annotations
@@ -56,11 +58,12 @@ class Attached:
 
 
 def attach(pid: int, *, wait: float = 0.0) -> Attached:
-    """Attach to a running process, or a stopped one, trying for `wait` seconds while it has no counters yet (F-10).
+    """Attach to a running process, or a stopped one, trying for `wait` seconds while it
+    has no counters yet (F-10).
 
     Raises ArgumentError for a number that is no process id, FileMissingError for a process that is not there,
-    FilePermissionError for one that the kernel does not let this user look into, FileError for one without counters,
-    FormatError for what is not ours.
+    FilePermissionError for one that the kernel does not let this user look into, FileError for one without
+    counters, FormatError for what is not ours.
     """
     if pid <= 0:
         raise ArgumentError(f"{pid} is no process id")
@@ -75,7 +78,8 @@ def attach(pid: int, *, wait: float = 0.0) -> Attached:
             return Attached(fd, pid)
         if time.monotonic() >= until:
             raise FileError(
-                f"process {pid} has no statistics: it has not used nobounce yet, or HIPFILE_STATS_LEVEL is 0 there",
+                f"process {pid} has no statistics: it has not used nobounce yet, or HIPFILE_STATS_LEVEL is "
+                "0 there",
                 errno.ENODATA,
                 f"/proc/{pid}",
             )
@@ -84,7 +88,8 @@ def attach(pid: int, *, wait: float = 0.0) -> Attached:
 
 
 def _find(pid: int) -> int | None:
-    """A descriptor of the process's own counters, or None. Raises OSError where the kernel does not let this user look."""
+    """A descriptor of the process's own counters, or None. Raises OSError where the kernel
+    does not let this user look."""
     own = _own_number(pid)
     folder = f"/proc/{pid}/fd"
     for name in os.listdir(folder):
@@ -103,7 +108,8 @@ def _find(pid: int) -> int | None:
 
 
 def _own_number(pid: int) -> int:
-    """What the process calls itself: in a container another number than here. Raises OSError, also for one that has ended."""
+    """What the process calls itself: in a container another number than here. Raises OSError,
+    also for one that has ended."""
     fields = _status(pid)
     if fields[b"State"][0] in (b"Z", b"X"):
         raise ProcessLookupError(errno.ESRCH, "it has ended")
@@ -140,7 +146,8 @@ def _why_not(pid: int, error: OSError) -> FileError:
         sentence = f"process {pid} belongs to another user: only that user or root can see its statistics"
     else:
         sentence = (
-            f"the kernel does not let this user look into process {pid} (it has changed its user, has file capabilities, "
+            f"the kernel does not let this user look into process {pid} (it has changed its user, has file "
+            "capabilities, "
             "or lies outside this container): root outside containers can, with CAP_SYS_PTRACE"
         )
     return FilePermissionError(sentence, errno.EACCES, place)
@@ -154,7 +161,8 @@ def _owner(place: str) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process is gone, or has ended and waits for its parent; not where it is only hidden from this user."""
+    """Whether the process is gone, or has ended and waits for its parent; not where it is
+    only hidden from this user."""
     try:
         _own_number(pid)
         return False

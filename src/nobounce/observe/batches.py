@@ -19,7 +19,8 @@ LANES = 32
 
 
 def fallback_code(group: Group, index: int, split: bool) -> str:
-    """The reason code of a request's bytes that went by fallback: its own, that of an edge, or of a failed direct try."""
+    """The reason code of a request's bytes that went by fallback: its own, that of an edge,
+    or of a failed direct try."""
     known = group.answer.reason_list
     if 0 <= index < len(known):
         return known[index].code
@@ -28,7 +29,8 @@ def fallback_code(group: Group, index: int, split: bool) -> str:
 
 @record(frozen=False)
 class GroupSums:
-    """Requests by status, bytes by way and reason. `lane`: which track the group's slice is on, -1 for none."""
+    """Requests by status, bytes by way and reason. `lane`: which track the group's
+    slice is on, -1 for none."""
 
     begun: float
     thread: int
@@ -88,7 +90,8 @@ class GroupSums:
 
 
 class Lanes:
-    """Tracks for groups that run at the same time: the lowest free one, so that slices on one never overlap."""
+    """Tracks for groups that run at the same time: the lowest free one, so that
+    slices on one never overlap."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()

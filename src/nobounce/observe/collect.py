@@ -1,11 +1,13 @@
-"""The receiving end of `nobounce stats -- PROGRAM`: takes over the counters of each process that the program becomes.
+"""The receiving end of `nobounce stats -- PROGRAM`: takes over the counters of each process
+that the program becomes.
 
-The socket's name is no secret (/proc/net/unix shows it), so a process proves that it belongs to the program by a secret that
-it has inherited in its environment, which the kernel shows to the same user and to root alone. Environments outlive exec and
-subprocess.Popen's closing of descriptors; an inherited descriptor would not.
+The socket's name is no secret (/proc/net/unix shows it), so a process proves that it belongs to the
+program by a secret that it has inherited in its environment, which the kernel shows to the same user
+and to root alone. Environments outlive exec and subprocess.Popen's closing of descriptors; an
+inherited descriptor would not.
 
-Everybody may connect, and may then say nothing. So no peer is waited for: one thread serves all, each has a deadline, and
-where too many wait, the user with most of them loses the oldest.
+Everybody may connect, and may then say nothing. So no peer is waited for: one thread serves all, each has a
+deadline, and where too many wait, the user with most of them loses the oldest.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from nobounce.observe.attach import Attached, has_ended
 from nobounce.observe.snapshot import Stats
 
 PATIENCE = 5.0
-"""Seconds that a peer has for its one message. An honest one has sent it before it is accepted, or within a millisecond."""
+"""Seconds that a peer has for its one message. An honest one has sent it before it is accepted,
+or within a millisecond."""
 MOST_WAITING = 64
 BACKLOG = 1024
 MOST_OPEN = 256
@@ -45,7 +48,8 @@ class _Peer(NamedTuple):
 
 
 class Collector:
-    """Waits for the processes of one program to hand over their counters. `address` goes into their environment.
+    """Waits for the processes of one program to hand over their counters. `address`
+    goes into their environment.
 
     Raises FileError where no socket can be made.
     """
@@ -162,7 +166,8 @@ class Collector:
     def _finish_ended(self) -> None:
         """Close the descriptors of two processes, if they have ended, after a last look. The lock is held.
 
-        No more at once: a look takes a millisecond or two, and meanwhile the queue of connections fills where it is attacked.
+        No more at once: a look takes a millisecond or two, and meanwhile the queue of connections
+        fills where it is attacked.
         """
         for i in (self._open.popleft(), self._open.popleft()):
             one = self._found[i]
@@ -189,8 +194,8 @@ class Collector:
 
     @property
     def missed(self) -> int:
-        """How many processes proved that they belong to the program, but `read` could not give their counters: those of
-        another version of nobounce, or no descriptor was left for them."""
+        """How many processes proved that they belong to the program, but `read` could not give their
+        counters: those of another version of nobounce, or no descriptor was left for them."""
         return self._missed + self._unread
 
     def finish(self) -> None:
@@ -219,7 +224,8 @@ class Collector:
 
 
 def _receive(s: socket.socket) -> tuple[bytes, int]:
-    """What was said, and the descriptor that came with it or -1. The kernel closes those for which there is no room."""
+    """What was said, and the descriptor that came with it or -1. The kernel closes those
+    for which there is no room."""
     said, ancillary, _, _ = s.recvmsg(64, socket.CMSG_LEN(4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, data in ancillary:

@@ -1,7 +1,8 @@
-"""Counters of this process, in shared memory from the start, so that a reader needs nothing from us and a kill loses nothing.
+"""Counters of this process, in shared memory from the start, so that a reader needs nothing from us
+and a kill loses nothing.
 
-A transfer costs two sequence words, its time, its latency and the sums of its kind, under one lock: a microsecond or two.
-What changes is visible at once; there is no thread that gathers anything.
+A transfer costs two sequence words, its time, its latency and the sums of its kind, under one lock: a
+microsecond or two. What changes is visible at once; there is no thread that gathers anything.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Counters(Places, Observer):
         if receipt is None or job.error is not None or not 0 < len(segments) < 4 or receipt.hole_bytes:
             self._ended_oddly(job)
             return
-        # The common cases, written out: every call and every name looked up is a part of what a transfer pays.
+        # The common cases, written out: every call and every name looked up is a part
+        # of what a transfer pays.
         a = segments[0]
         if len(segments) > 1:
             b = segments[1]
@@ -130,7 +132,8 @@ class Counters(Places, Observer):
             w[SEQUENCE] += 1
 
     def _split(self, job: Job, receipt: Receipt, a: Segment, b: Segment) -> None:
-        """Both ways at once, `a`'s perhaps on both sides of `b`: an operation of each, the time shared by bytes."""
+        """Both ways at once, `a`'s perhaps on both sides of `b`: an operation of each,
+        the time shared by bytes."""
         nanoseconds, whole, m = int((receipt.ended_at - receipt.started_at) * 1e9), receipt.nbytes, b.nbytes
         n = whole - m
         late = nanoseconds * m // whole
@@ -336,8 +339,8 @@ class Counters(Places, Observer):
 class _Change:
     """The sequence word around a change; the lock is held.
 
-    Not taken here: Ctrl-C between a method of ours and the lock would leave it locked. Where it hits the word, the next change
-    puts that right.
+    Not taken here: Ctrl-C between a method of ours and the lock would leave it locked. Where it hits the
+    word, the next change puts that right.
     """
 
     __slots__ = ("_counters",)

@@ -1,13 +1,14 @@
-"""Lets others see the counters: a sealed memfd, open in this process under a name that a reader looks for in /proc/PID/fd.
+"""Lets others see the counters: a sealed memfd, open in this process under a name that a reader
+looks for in /proc/PID/fd.
 
-The kernel decides who may open it there, as it does for tracing (ptrace(2), PTRACE_MODE_READ): the same user, and root. So
-nothing listens, no thread runs and no name can be taken by another user or by another container. hipFile (F-9) hands the
-descriptor out over an abstract socket instead, whose name belongs to whoever binds it first in the network namespace.
-The seals keep the block's size and forbid new writers: a reader cannot be hit by SIGBUS and cannot change what it reads,
-and it reads on after the process is gone.
+The kernel decides who may open it there, as it does for tracing (ptrace(2), PTRACE_MODE_READ): the same user,
+and root. So nothing listens, no thread runs and no name can be taken by another user or by another container.
+hipFile (F-9) hands the descriptor out over an abstract socket instead, whose name belongs to whoever binds it
+first in the network namespace. The seals keep the block's size and forbid new writers: a reader cannot be hit
+by SIGBUS and cannot change what it reads, and it reads on after the process is gone.
 
-Under `nobounce stats` a process also hands its descriptor to the collector at once, so that nothing is missed however soon
-it ends, or is killed.
+Under `nobounce stats` a process also hands its descriptor to the collector at once, so that nothing is missed
+however soon it ends, or is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ F_SEAL_FUTURE_WRITE = 0x10
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 NAME = "NOBOUNCESTATS"
 COLLECTOR_PATIENCE = 1
-"""Seconds that a process waits for room in the collector's queue of connections; it is full only under an attack."""
+"""Seconds that a process waits for room in the collector's queue of connections; it is
+full only under an attack."""
 _CREDENTIALS = struct.Struct("iII")
 
 _fd = -1
@@ -41,7 +43,8 @@ _fd = -1
 def make_memory() -> tuple[mmap.mmap, int]:
     """The shared block and its descriptor, which stays open until `stop`.
 
-    A kernel that lacks memfd or its seals gives private memory and -1: this process counts, and no other can look.
+    A kernel that lacks memfd or its seals gives private memory and -1: this process
+    counts, and no other can look.
     """
     global _fd
     fd = -1
@@ -77,7 +80,8 @@ def introduce(fd: int, collector: str) -> None:
     name, _, secret = collector.partition(":")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
-            # Python's own timeout makes the socket non-blocking, and a full queue is then an error at once (EAGAIN).
+            # Python's own timeout makes the socket non-blocking, and a full queue is then
+            # an error at once (EAGAIN).
             s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", COLLECTOR_PATIENCE, 0))
             s.connect("\0" + name)
             _, uid = peer_of(s)

@@ -40,7 +40,8 @@ def latency_floor(bucket: int) -> int:
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """The latency, in seconds, that `share` of the samples do not exceed: within a bucket's width (19 % at most). 0 for none."""
+    """The latency, in seconds, that `share` of the samples do not exceed: within a bucket's width
+    (19 % at most). 0 for none."""
     total = sum(counts)
     if total == 0:
         return 0.0

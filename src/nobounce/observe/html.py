@@ -1,4 +1,5 @@
-"""The report page: one file that needs nothing else, not even a network. Observable Plot draws; this only fills the page in."""
+"""The report page: one file that needs nothing else, not even a network. Observable Plot draws;
+this only fills the page in."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ GIB = 1 << 30
 
 
 def render(data: Mapping[str, Any], title: str) -> str:
-    """The page for what `analyse` found. Names are escaped: the data is JSON inside the page, and is only ever set as text."""
+    """The page for what `analyse` found. Names are escaped: the data is JSON inside the page, and
+    is only ever set as text."""
     page = files("nobounce.observe").joinpath("page")
 
     def part(name: str) -> str:
@@ -58,7 +60,8 @@ def _summary(data: Mapping[str, Any]) -> str:
         ("seconds", "Time", f"{data['seconds']:.3f} s, {counted(len(data['processes']), 'process')}"),
     ]
     cells = "".join(
-        f'<div class="figure"><dt>{html.escape(label)}</dt><dd id="figure-{key}">{html.escape(text)}</dd></div>'
+        f'<div class="figure"><dt>{html.escape(label)}</dt><dd '
+        f'id="figure-{key}">{html.escape(text)}</dd></div>'
         for key, label, text in rows
     )
     notes = "".join(f"<li>{html.escape(n)}</li>" for n in _notes(data))
@@ -84,16 +87,19 @@ def _notes(data: Mapping[str, Any]) -> list[str]:
         )
     if left["files_cut"]:
         notes.append(
-            f"{counted(left['files_cut'], 'trace file')} without an end: the process was killed, or left through os._exit."
+            f"{counted(left['files_cut'], 'trace file')} without an end: the process was killed, or left "
+            "through os._exit."
             + (" The limit of events was reached before: more is missing." if left["limits_reached"] else "")
         )
     if left["slices_not_shown"]:
         notes.append(
-            f"The timeline shows the longest slices; {left['slices_not_shown']:,} shorter ones are only in the sums."
+            f"The timeline shows the longest slices; {left['slices_not_shown']:,} shorter ones are only in "
+            "the sums."
         )
     if left["batches_without_slice"]:
         notes.append(
-            f"{left['batches_without_slice']:,} groups of batches have no slice of their own, as more than {LANES} ran at once "
+            f"{left['batches_without_slice']:,} groups of batches have no slice of their own, as more than "
+            f"{LANES} ran at once "
             "or none of their requests did: they are only in the sums."
         )
     told = data["counters"]
@@ -102,7 +108,7 @@ def _notes(data: Mapping[str, Any]) -> list[str]:
         notes.append(
             "The counters of the processes agree with the trace."
             if same
-            else f"The counters say fastpath {told['fastpath_bytes']:,} and fallback {told['fallback_bytes']:,} bytes, "
-            "which is not what the trace holds."
+            else f"The counters say fastpath {told['fastpath_bytes']:,} and fallback "
+            f"{told['fallback_bytes']:,} bytes, which is not what the trace holds."
         )
     return notes

@@ -6,9 +6,9 @@
     flows       64 x 256   one per device, backend and direction
     rows        512 x 32   sums not yet added: a count, two sums of bytes, and the words that each belongs to
 
-A transfer counts in a dozen words; those that grow alike for all transfers of a kind are kept as one row's three sums, which
-the reader adds to their words. That is what makes counting cheap.
-The writer raises `SEQUENCE` before a change and again after it, so an odd number means "in the middle". Numbers only grow.
+A transfer counts in a dozen words; those that grow alike for all transfers of a kind are kept as one row's
+three sums, which the reader adds to their words. That is what makes counting cheap. The writer raises
+`SEQUENCE` before a change and again after it, so an odd number means "in the middle". Numbers only grow.
 """
 
 from __future__ import annotations
@@ -139,13 +139,15 @@ ROWS_AT = FLOWS_AT + MOST_FLOWS * FLOW_WORDS
 MOST_ROWS = 512
 ROW_WORDS = 32
 ROW_ENTRIES = 3
-"""Words of a row before its entries: each names a word (above bit 2) and which of the three sums it takes (bits 0 and 1)."""
+"""Words of a row before its entries: each names a word (above bit 2) and which of the three sums
+it takes (bits 0 and 1)."""
 WORDS = ROWS_AT + MOST_ROWS * ROW_WORDS
 NBYTES = WORDS * WORD
 
 
 def additions(words: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(word, value): what the rows of a block add to its words. Raises ValueError for rows that nobody of ours has written."""
+    """(word, value): what the rows of a block add to its words. Raises ValueError for rows that
+    nobody of ours has written."""
     rows = words[Header.ROWS]
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows of sums")

@@ -1,9 +1,12 @@
-"""What this machine can do at most, measured in a moment: disk, host memory, and the link to a device. Bytes per second.
+"""What this machine can do at most, measured in a moment: disk, host memory, and the link to a
+device. Bytes per second.
 
-Only what is asked for is touched: an existing file is only read; writing happens in a file of our own, in the folder given.
+Only what is asked for is touched: an existing file is only read; writing happens in a file of our
+own, in the folder given.
 
-Memory and descriptors belong to the threads that use them and go with the last one. An interrupt does not wait for threads: a disk
-may hold them for good, and Python 3.11 takes a thread whose join was interrupted for one that has ended.
+Memory and descriptors belong to the threads that use them and go with the last one. An interrupt does
+not wait for threads: a disk may hold them for good, and Python 3.11 takes a thread whose join was
+interrupted for one that has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ THREADS = 4
 
 
 def host_memory(nbytes: int = 256 << 20, seconds: float = 0.4) -> float:
-    """Copying between two touched blocks of `nbytes`, less where memory is short, with every core: bytes copied per second."""
+    """Copying between two touched blocks of `nbytes`, less where memory is short, with every core:
+    bytes copied per second."""
     nbytes = min(nbytes, this_machine().own_memory_nbytes // 8)
     workers = min(THREADS, own_cpus())
     share = nbytes // workers // CHUNK * CHUNK or CHUNK
@@ -53,7 +57,8 @@ def _block(nbytes: int) -> mmap.mmap:
 
 
 def disk_read(path: str, seconds: float = 0.6) -> float:
-    """O_DIRECT reads all over an existing file, several at once; 0 where the file cannot be read so, or is too small."""
+    """O_DIRECT reads all over an existing file, several at once; 0 where the file cannot be
+    read so, or is too small."""
     try:
         file = _Direct(path, os.O_RDONLY)
     except OSError:
@@ -152,7 +157,8 @@ def _rate(
 
 
 def link(device: Device, nbytes: int = 32 << 20, seconds: float = 0.4) -> tuple[float, float]:
-    """(to the device, from it): copies between pinned host memory and device memory. 0 on cpu, which has no link."""
+    """(to the device, from it): copies between pinned host memory and device memory. 0
+    on cpu, which has no link."""
     if device._runtime.capabilities.host_addressable:
         return 0.0, 0.0
     try:

@@ -1,4 +1,5 @@
-"""Where in the block a transfer counts: the words of its device, backend and direction, of its reason, and its kind's row.
+"""Where in the block a transfer counts: the words of its device, backend and direction, of its
+reason, and its kind's row.
 
 Each of these is made when it is first needed, with the counters' lock held.
 """
@@ -118,7 +119,8 @@ class Places:
     def _part(
         self, device: str, op: str, backend: str, code: str, bits: int, relayed: bool
     ) -> tuple[int, int, list[int], list[int]]:
-        """The flow and the bucket of a part of a transfer, and the words that grow by one, and by its bytes."""
+        """The flow and the bucket of a part of a transfer, and the words that grow
+        by one, and by its bytes."""
         at, c = self._flow(device, backend, op), self._code(REASON, code)
         bucket = at + size_bucket((1 << bits) >> 1)
         sums = [bucket + NBYTES_AT, c + CODE_NBYTES]
@@ -138,7 +140,8 @@ class Places:
         return words
 
     def _row(self, growing: list[tuple[list[int], int]]) -> int:
-        """A new row: its three sums are added to these words by whoever reads. Where there is no room, all are added up."""
+        """A new row: its three sums are added to these words by whoever reads. Where there is
+        no room, all are added up."""
         w = self.words
         entries = [word << 2 | which for words, which in growing for word in words]
         if self._rows >= MOST_ROWS:
@@ -152,7 +155,8 @@ class Places:
         return at
 
     def _add_up(self) -> None:
-        """Add every row to its words and begin with none again; row by row, so that a kill leaves one at most counted twice."""
+        """Add every row to its words and begin with none again; row by row, so that a kill leaves
+        one at most counted twice."""
         w = self.words
         for at in range(ROWS_AT, ROWS_AT + self._rows * ROW_WORDS, ROW_WORDS):
             for word, value in row_additions(w, at):

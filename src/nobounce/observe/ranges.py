@@ -1,9 +1,9 @@
 """Ranges that vendor profilers show: NVTX or roctx, where the process has their library loaded already.
 
-A library that nobody loaded has nobody listening; loading it here would only cost time. NVTX 3 has no library of its own but lives
-inside those that use it: there the Python modules `nvtx` and torch (built for CUDA) are the way in, if they are imported and a
-tool has named itself in the variable that NVTX 3 looks into. Without one its calls do nothing and only take their time. Names are
-short and bounded.
+A library that nobody loaded has nobody listening; loading it here would only cost time. NVTX 3 has no library
+of its own but lives inside those that use it: there the Python modules `nvtx` and torch (built for CUDA) are
+the way in, if they are imported and a tool has named itself in the variable that NVTX 3 looks into. Without
+one its calls do nothing and only take their time. Names are short and bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LIBRARIES = (
 
 
 class Ranges(hooks.Watcher):
-    """A range per transfer, from its first byte to its end, and per group of a batch; ranges of different threads may overlap."""
+    """A range per transfer, from its first byte to its end, and per group of a batch; ranges of
+    different threads may overlap."""
 
     def __init__(self, start: Callable[[bytes], Any], stop: Callable[[Any], object]) -> None:
         self._start, self._stop = start, stop

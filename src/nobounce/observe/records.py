@@ -1,7 +1,8 @@
-"""What the records of a trace and the limits of `bench` look like. Both are files, perhaps a stranger's: each record is checked
-once, where it is read, so that what reckons with it needs no doubts of its own.
+"""What the records of a trace and the limits of `bench` look like. Both are files, perhaps a stranger's: each
+record is checked once, where it is read, so that what reckons with it needs no doubts of its own.
 
-Fields that are not known are let through: other tools add theirs. What is known has its type wherever it is given.
+Fields that are not known are let through: other tools add theirs. What is known has its
+type wherever it is given.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class _Kind(NamedTuple):
 
 
 Shape = _Kind | dict[str, Any] | list[Any]
-"""A plain value, an object with the shapes of its fields ("*": of all), or a list with the shape of each item."""
+"""A plain value, an object with the shapes of its fields ("*": of all), or a list
+with the shape of each item."""
 
 _COUNT = _Kind("a whole number from 0", lambda v: type(v) is int and 0 <= v < 1 << 63)
 _NUMBER = _Kind("a number", lambda v: type(v) in (int, float) and abs(v) < _MOST_US)
@@ -72,7 +74,8 @@ _END: Shape = {**_PROCESS, "processes": [_PROCESS]}
 
 
 def loads(text: str) -> Any:
-    """The JSON value of `text`. ValueError for what is none, for numbers that are not finite and for what is nested too deeply."""
+    """The JSON value of `text`. ValueError for what is none, for numbers that are not finite and for
+    what is nested too deeply."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:

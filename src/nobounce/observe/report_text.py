@@ -1,4 +1,5 @@
-"""Statistics as text, CSV and Prometheus lines: all that ais-stats prints (hipFile F-13), and wall-clock rates (F-14 is per operation)."""
+"""Statistics as text, CSV and Prometheus lines: all that ais-stats prints (hipFile F-13), and wall-clock
+rates (F-14 is per operation)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def gibs(nbytes_per_second: float) -> str:
 
 
 def report(total: Stats, parts: Sequence[Stats] = ()) -> str:
-    """The report of a process or of several: the sum first, then a line per process, then a block per device."""
+    """The report of a process or of several: the sum first, then a line per process,
+    then a block per device."""
     lines = [f"nobounce stats, report version {REPORT_VERSION}", f"Statistics level: {total.level}"]
     if total.command:
         lines.append(f"Command: {total.command}")
@@ -34,13 +36,17 @@ def report(total: Stats, parts: Sequence[Stats] = ()) -> str:
     lines.append(f"Wall time since first I/O: {total.seconds:.3f} s")
     if total.torn:
         lines.append(
-            "A process was killed in the middle of a change: figures may be off by one transfer, very rarely by more"
+            "A process was killed in the middle of a change: figures may be off by one transfer, very "
+            "rarely by more"
         )
     c = total.counters
     lines += [
-        f"File registrations: {c.get('handle_register_ok', 0)}, deregistrations: {c.get('handle_deregister_ok', 0)}",
-        f"Buffer registrations: {c.get('buf_register_ok', 0)}, deregistrations: {c.get('buf_deregister_ok', 0)}",
-        f"Stream registrations: {c.get('stream_register_ok', 0)}, deregistrations: {c.get('stream_deregister_ok', 0)}",
+        f"File registrations: {c.get('handle_register_ok', 0)}, deregistrations: "
+        f"{c.get('handle_deregister_ok', 0)}",
+        f"Buffer registrations: {c.get('buf_register_ok', 0)}, deregistrations: "
+        f"{c.get('buf_deregister_ok', 0)}",
+        f"Stream registrations: {c.get('stream_register_ok', 0)}, deregistrations: "
+        f"{c.get('stream_deregister_ok', 0)}",
         f"Fastpath rejections: {c.get('fastpath_rejections', 0)}{_codes(total)}",
         f"Asynchronous transfers: {c.get('async_submitted', 0)}, cancelled: {c.get('cancelled', 0)}",
         f"Requests refused before a byte moved: {c.get('refused', 0)}",
@@ -50,7 +56,8 @@ def report(total: Stats, parts: Sequence[Stats] = ()) -> str:
             f"{k} {c.get(f'batch_requests_{k}', 0)}"
             for k in ("complete", "failed", "cancelled", "timeout", "invalid")
         ),
-        f"Bounce memory pinned: {c.get('bounce_pinned_bytes', 0)} B, host traffic of relaying: {total.host_traffic_bytes} B",
+        f"Bounce memory pinned: {c.get('bounce_pinned_bytes', 0)} B, host traffic of relaying: "
+        f"{total.host_traffic_bytes} B",
         f"Bytes from the page cache by choice: {total.cached_bytes} B",
         "",
     ]
@@ -65,7 +72,8 @@ def report(total: Stats, parts: Sequence[Stats] = ()) -> str:
     if len(parts) > 1:
         lines += ["By process:"]
         lines += [
-            f"  {p.pids[0] if p.pids else '?':>8}  fastpath {p.fastpath_bytes} B, fallback {p.fallback_bytes} B, "
+            f"  {p.pids[0] if p.pids else '?':>8}  fastpath {p.fastpath_bytes} B, fallback "
+            f"{p.fallback_bytes} B, "
             f"errors {p.errors}  {p.command}"
             for p in parts
         ]
@@ -103,9 +111,11 @@ def _way(flow: Flow, name: str, seconds: float) -> list[str]:
     )
     return [
         f"Total {name} size (B): {flow.nbytes}",
-        f"Average {name} bandwidth (GiB/s): {gibs(flow.bandwidth)}  (of operation time; {gibs(rate)} of wall time)",
+        f"Average {name} bandwidth (GiB/s): {gibs(flow.bandwidth)}  (of operation time; {gibs(rate)} of "
+        "wall time)",
         f"Average {name} latency (us): {flow.mean_latency * 1e6:.0f}" + (f"  ({latency})" if latency else ""),
-        f"Total {name} errors: {flow.errors}  (operations {flow.operations}, retries {flow.retries}, short {flow.short})",
+        f"Total {name} errors: {flow.errors}  (operations {flow.operations}, retries {flow.retries}, short "
+        f"{flow.short})",
         f"Total {name} unaligned: {flow.unaligned}",
         "",
     ]

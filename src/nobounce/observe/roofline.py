@@ -1,7 +1,9 @@
-"""Which limit holds a transfer rate back: the disk, the host's memory or the link, and what the next one would allow.
+"""Which limit holds a transfer rate back: the disk, the host's memory or the link, and what
+the next one would allow.
 
-A direct transfer needs the disk and the link. One through fallback also writes and reads host memory once more per byte, so that
-memory carries it at half its copying rate; what comes from the page cache needs no disk.
+A direct transfer needs the disk and the link. One through fallback also writes and reads host
+memory once more per byte, so that memory carries it at half its copying rate; what comes from the
+page cache needs no disk.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ NEEDS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """One way's measured rate under its limits (bytes per second each), tightest first, and a sentence about it."""
+    """One way's measured rate under its limits (bytes per second each), tightest first,
+    and a sentence about it."""
 
     way: str
     measured: float
@@ -63,7 +66,8 @@ def _unknown(name: str) -> str:
     how = (
         "nobounce report --limits-dir FOLDER measures it, in a file made in FOLDER"
         if name == "disk write"
-        else "the traced file is gone, too small, or refuses O_DIRECT: nobounce bench FOLDER measures it, for --limits"
+        else "the traced file is gone, too small, or refuses O_DIRECT: nobounce bench FOLDER measures it, "
+        "for --limits"
     )
     return f" ({name}: not measured; {how})"
 
@@ -79,10 +83,14 @@ def _sentence(rate: float, known: list[tuple[str, float]], open_question: bool) 
     name, limit = known[0]
     share = rate / limit
     if share < NEAR and open_question:
-        return f"{speed(rate)} is {share:.0%} of what the {name} allows ({speed(limit)}), which does not hold it back"
+        return (
+            f"{speed(rate)} is {share:.0%} of what the {name} allows ({speed(limit)}), which does not hold "
+            "it back"
+        )
     if share < NEAR:
         return (
-            f"{speed(rate)} is {share:.0%} of what the {name} allows ({speed(limit)}): none of the limits holds it "
+            f"{speed(rate)} is {share:.0%} of what the {name} allows ({speed(limit)}): none of the limits "
+            "holds it "
             "back, but how it is used (small or few transfers at once, waiting, computing)"
         )
     text = f"the {name} holds it back: {speed(rate)} of {speed(limit)} ({share:.0%})"

@@ -1,4 +1,5 @@
-"""Statistics as values: frozen snapshots that can be subtracted (an interval) and added (several processes)."""
+"""Statistics as values: frozen snapshots that can be subtracted (an interval) and
+added (several processes)."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ NO_LATENCIES: Numbers = (0,) * layout.LATENCY_BUCKETS
 class Flow:
     """What moved between storage and one device, one way (backend) and in one direction (op).
 
-    The first four are histograms of 16 buckets by size (hipFile F-4): operations, bytes, nanoseconds from the start of a
-    transfer to its end, and errors, by the bytes asked for. `latencies` counts operations by `histogram.latency_floor`.
-    A transfer that went both ways is one operation in each flow, its time split by bytes.
+    The first four are histograms of 16 buckets by size (hipFile F-4): operations, bytes, nanoseconds
+    from the start of a transfer to its end, and errors, by the bytes asked for. `latencies` counts
+    operations by `histogram.latency_floor`. A transfer that went both ways is one operation in each
+    flow, its time split by bytes.
     """
 
     device: str
@@ -125,9 +127,9 @@ class Flow:
 class Stats:
     """Counters of a process at one moment; of an interval, as a difference; of several processes, as a sum.
 
-    `counters` are the process-wide numbers by name, `refusals` counts the direct path's refusals by code, `reasons` has
-    (transfers or segments, bytes) by reason code. `seconds` is wall-clock time: since the first I/O, or the interval's. Raises
-    nothing; a level of 0 is a snapshot with nothing in it.
+    `counters` are the process-wide numbers by name, `refusals` counts the direct path's refusals by code,
+    `reasons` has (transfers or segments, bytes) by reason code. `seconds` is wall-clock time: since the first
+    I/O, or the interval's. Raises nothing; a level of 0 is a snapshot with nothing in it.
     """
 
     level: int = 0
@@ -142,8 +144,8 @@ class Stats:
     refusals: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, tuple[int, int]] = field(default_factory=dict)
     torn: bool = False
-    """Taken in the middle of a change that never ended: a process killed just there. Off by one transfer, or very
-    rarely by the transfers of one kind (device, way, reason and size)."""
+    """Taken in the middle of a change that never ended: a process killed just there. Off by one transfer, or
+    very rarely by the transfers of one kind (device, way, reason and size)."""
 
     def flow(self, *, device: str | None = None, backend: str | None = None, op: str | None = None) -> Flow:
         """The sum of the flows that match."""
@@ -282,7 +284,8 @@ def total(parts: Iterable[Stats]) -> Stats:
 
 
 def parse(block: bytes, *, pid: int | None = None, torn: bool = False) -> Stats:
-    """A snapshot from a block of shared memory, which may be anybody's: every number is checked before it is used.
+    """A snapshot from a block of shared memory, which may be anybody's: every number is
+    checked before it is used.
 
     `pid` is the process's number here; in a container it calls itself by another, which the block has.
     Raises FormatError for what cannot have been written by this version.

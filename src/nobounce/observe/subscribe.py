@@ -64,9 +64,9 @@ def subscribe(
 ) -> Subscription:
     """Have functions called with an `Operation` at each transfer's submission, first byte and end.
 
-    They run on the thread where it happens, so they must be quick and must not wait for a transfer; what they raise is
-    logged and goes no further. An operation that no backend takes is entered and exits at once, with its RouteError and no start.
-    `operation.notes` is theirs, to keep a span or the like from enter to exit.
+    They run on the thread where it happens, so they must be quick and must not wait for a transfer; what they
+    raise is logged and goes no further. An operation that no backend takes is entered and exits at once, with
+    its RouteError and no start. `operation.notes` is theirs, to keep a span or the like from enter to exit.
 
         with nobounce.subscribe(on_exit=lambda op: print(op.filename, op.receipt)):
             ...

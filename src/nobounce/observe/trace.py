@@ -1,12 +1,14 @@
-"""A trace in Chrome's JSON format, which Perfetto reads too: one file per process, written as it happens, bounded.
+"""A trace in Chrome's JSON format, which Perfetto reads too: one file per process,
+written as it happens, bounded.
 
-Tracks are threads of the process (submitting threads and I/O threads, by the kernel's numbers) and made-up ones, numbered from
-`MADE_UP` on, for streams, copy streams and batches. Slices on one track nest or follow each other: a stream carries one transfer
-at a time, a thread one chunk at a time. A flow goes from an asynchronous transfer's submission to its slice in the stream.
+Tracks are threads of the process (submitting threads and I/O threads, by the kernel's numbers) and made-up
+ones, numbered from `MADE_UP` on, for streams, copy streams and batches. Slices on one track nest or follow
+each other: a stream carries one transfer at a time, a thread one chunk at a time. A flow goes from an
+asynchronous transfer's submission to its slice in the stream.
 
-Every event goes to the file when it happens, one a line, so memory does not grow, and a process that is killed or leaves through
-os._exit leaves all that ended before. What is over the limit is counted and dropped; the end of the file says how many, and what
-the counters said.
+Every event goes to the file when it happens, one a line, so memory does not grow, and a process that is
+killed or leaves through os._exit leaves all that ended before. What is over the limit is counted and dropped;
+the end of the file says how many, and what the counters said.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def path_for(name: str, pid: int) -> str:
 
 
 class Tracer(hooks.Watcher):
-    """Writes the trace of this process to `path_for(name, pid)`, until the first write that fails. Raises FileError."""
+    """Writes the trace of this process to `path_for(name, pid)`, until the first write that
+    fails. Raises FileError."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._pid = os.getpid()
@@ -130,7 +133,8 @@ class Tracer(hooks.Watcher):
 
     def copied(self, device: str, stream: int, op: Op, nbytes: int, began: float, ended: float) -> None:
         track = self._track("copy", device, stream)
-        # Copies of one stream run one behind the other, but are seen to end later: a slice begins when the last one ended.
+        # Copies of one stream run one behind the other, but are seen to end later: a slice begins
+        # when the last one ended.
         with self._lock:
             last = self._tracks.get(("end", track), 0)
             begin = max(_us(began), last / 1000)

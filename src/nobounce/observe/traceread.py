@@ -1,7 +1,7 @@
 """Reading traces back: whole ones, and those of processes that were killed while they wrote.
 
-A trace of ours has one event a line, so a file that ends in the middle is good up to its last whole line. A line before that one
-that is no event, or an event that is not what it claims (`records`), refuses the file.
+A trace of ours has one event a line, so a file that ends in the middle is good up to its last whole line. A
+line before that one that is no event, or an event that is not what it claims (`records`), refuses the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _END = '],"otherData":'
 
 @dataclass
 class Trace:
-    """Events, and what each process said at its end (`otherData`); `cut` counts files that end in the middle."""
+    """Events, and what each process said at its end (`otherData`); `cut` counts
+    files that end in the middle."""
 
     events: list[Event] = field(default_factory=list)
     processes: list[dict[str, Any]] = field(default_factory=list)
@@ -38,7 +39,8 @@ class Trace:
 
 
 def find(path: str) -> list[str]:
-    """The file itself, or else the files of single processes that NOBOUNCE_TRACE=path has made. Raises FileError."""
+    """The file itself, or else the files of single processes that NOBOUNCE_TRACE=path
+    has made. Raises FileError."""
     path = in_folder(path)
     if os.path.exists(path):
         return [path]
@@ -56,7 +58,8 @@ def _is_process(path: str, stem: str, ending: str) -> bool:
 
 
 def read(paths: Sequence[str]) -> Trace:
-    """Every event of these files. Raises FileError, FormatError, and ArgumentError for what is no regular file."""
+    """Every event of these files. Raises FileError, FormatError, and ArgumentError for
+    what is no regular file."""
     trace = Trace()
     for path in paths:
         _read_one(path, trace)
@@ -125,7 +128,8 @@ def _parse(text: str) -> Any:
 
 
 def merge(paths: Sequence[str], into: OutFile) -> dict[str, Any]:
-    """Put the traces of several processes into one file, line by line; returns what its end says. Raises FileError."""
+    """Put the traces of several processes into one file, line by line; returns what its
+    end says. Raises FileError."""
     ends = Trace()
     count = 0
     with (

@@ -1,10 +1,12 @@
-"""A second opinion: what the kernel counted for a process and for the block devices, against what we say went direct.
+"""A second opinion: what the kernel counted for a process and for the block devices, against
+what we say went direct.
 
-`/proc/PID/io` read_bytes counts what the process had fetched from storage: every direct byte, and every byte that was not in
-the page cache. So direct bytes can never exceed it; and bytes that we call cached must not show up in it. It goes with the
-process, so it is sampled while the process lives, each time just after our own; what the kernel tells the parent of an ended
-process (ru_inblock, ru_oublock) is the same count. Of holes and of ranges that were never written no disk is asked: they are
-counted as they are read, and left out here. A block device's counters are everybody's: they only bound from below.
+`/proc/PID/io` read_bytes counts what the process had fetched from storage: every direct byte, and every byte
+that was not in the page cache. So direct bytes can never exceed it; and bytes that we call cached must not
+show up in it. It goes with the process, so it is sampled while the process lives, each time just after our
+own; what the kernel tells the parent of an ended process (ru_inblock, ru_oublock) is the same count. Of holes
+and of ranges that were never written no disk is asked: they are counted as they are read, and left out here.
+A block device's counters are everybody's: they only bound from below.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class ProcessIO:
 
 
 def process_io(pid: int) -> ProcessIO | None:
-    """The kernel's counters of a process and its ended threads, or None where they cannot be read (gone, another user's)."""
+    """The kernel's counters of a process and its ended threads, or None where they cannot be
+    read (gone, another user's)."""
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as f:
             values = dict(line.split(": ") for line in f.read().splitlines())
@@ -45,7 +48,8 @@ def process_io(pid: int) -> ProcessIO | None:
 
 
 def children_io() -> ProcessIO:
-    """The kernel's counters of every child that this process has waited for, and of those that they waited for."""
+    """The kernel's counters of every child that this process has waited for, and of
+    those that they waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ProcessIO(used.ru_inblock * SECTOR, used.ru_oublock * SECTOR)
 
@@ -106,16 +110,19 @@ def verify(interval: Stats, kernel: ProcessIO | None, devices: dict[str, Process
         sign = "at most" if enough else "MORE THAN"
         beside = f" (beside {holes} of holes, which no disk was asked for)" if holes and op == "read" else ""
         lines.append(
-            f"direct bytes {op}: {ours}{beside}, which is {sign} the {theirs} that the kernel counted for the process"
+            f"direct bytes {op}: {ours}{beside}, which is {sign} the {theirs} that the kernel counted for "
+            "the process"
         )
     room = kernel.read_bytes - (reads.nbytes - holes)
     uncached = fallback.nbytes - fallback.cached_bytes
     if fallback.cached_bytes:
-        # What was read beyond the direct bytes must be fallback's uncached bytes, read-ahead, or the program's own reads.
+        # What was read beyond the direct bytes must be fallback's uncached bytes, read-ahead, or
+        # the program's own reads.
         hidden = max(0, room - uncached)
         clean = hidden < fallback.cached_bytes
         lines.append(
-            f"cached bytes: {fallback.cached_bytes}; of what the kernel fetched, {hidden} bytes are neither direct nor uncached fallback"
+            f"cached bytes: {fallback.cached_bytes}; of what the kernel fetched, {hidden} bytes are neither "
+            "direct nor uncached fallback"
             + (
                 ""
                 if clean
@@ -126,7 +133,8 @@ def verify(interval: Stats, kernel: ProcessIO | None, devices: dict[str, Process
     whole = sum(d.read_bytes for d in devices.values()), sum(d.write_bytes for d in devices.values())
     if devices and reads.nbytes - holes > whole[0] + PAGE:
         lines.append(
-            f"block devices: read {whole[0]} bytes in all, fewer than our direct bytes (network or stacked storage?)"
+            f"block devices: read {whole[0]} bytes in all, fewer than our direct bytes (network or stacked "
+            "storage?)"
         )
     elif devices:
         lines.append(

@@ -1,8 +1,8 @@
 """The one judge: from a Request to a Route, or to a RouteError that carries every refusal.
 
-A request may split (J-18): the aligned middle goes direct, unaligned edges through fallback. In a write the edges are
-whole pages, because a page that holds both buffered and direct bytes could be written back over the direct ones; they go
-by buffered pwrite, never by read-modify-write, which would lose a neighbour's bytes.
+A request may split (J-18): the aligned middle goes direct, unaligned edges through fallback. In a write the
+edges are whole pages, because a page that holds both buffered and direct bytes could be written back over the
+direct ones; they go by buffered pwrite, never by read-modify-write, which would lose a neighbour's bytes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ EDGE = Reason(
 def judge(request: Request) -> Route:
     """Decide which bytes go which way.
 
-    Raises ArgumentError for a bad region, ConfigError for contradicting variables and RouteError, with all refusals,
-    when no allowed backend accepts every byte.
+    Raises ArgumentError for a bad region, ConfigError for contradicting variables and RouteError, with all
+    refusals, when no allowed backend accepts every byte.
     """
     request.settings.check_contradiction()
     check_region(
@@ -82,8 +82,8 @@ def only_direct(request: Request) -> bool:
 
 
 def cold_reason(request: Request, hard: Sequence[Refusal]) -> Reason:
-    """Why bytes of an aligned request take their way where the page cache does not hold them, whatever their offset is: for
-    smaller requests like one that was judged. `hard` is what `hard_refusals` says of it."""
+    """Why bytes of an aligned request take their way where the page cache does not hold them, whatever their
+    offset is: for smaller requests like one that was judged. `hard` is what `hard_refusals` says of it."""
     if request.require == "fallback":
         return REQUIRED
     if request.cache == "use" and not only_direct(request):
@@ -97,7 +97,8 @@ def _refused(request: Request, refusals: tuple[Refusal, ...]) -> RouteError:
     refusals = tuple(dict.fromkeys(refusals))  # both backends may refuse for one reason
     lines = "; ".join(str(r) for r in refusals)
     return RouteError(
-        f"{name}: {request.op} of {request.nbytes} bytes at offset {request.file_offset} on {request.memory.device}: "
+        f"{name}: {request.op} of {request.nbytes} bytes at offset {request.file_offset} on "
+        f"{request.memory.device}: "
         f"{wanted}, but {lines}",
         refusals,
         filename=request.file.path,
@@ -132,10 +133,12 @@ def _whole(request: Request, reason: Reason) -> RouteSegment:
 
 
 def aligned_middle(request: Request) -> tuple[int, int] | None:
-    """[start, end) of the bytes that can go direct, as file offsets; None where memory and file never line up.
+    """[start, end) of the bytes that can go direct, as file offsets; None where
+    memory and file never line up.
 
-    Alignments are powers of two. A direct run starts where the file offset is a multiple of the file's alignment while
-    the memory address beside it is a multiple of the memory's, and ends at a multiple of the file's.
+    Alignments are powers of two. A direct run starts where the file offset is a multiple of the
+    file's alignment while the memory address beside it is a multiple of the memory's, and ends at
+    a multiple of the file's.
     """
     mem, offset = alignments(request)
     start, end = request.file_offset, request.file_offset + request.nbytes
@@ -207,7 +210,8 @@ def _by_residency(request: Request, first: int, last: int, cold: Reason = DIRECT
 
 
 def _cold(request: Request, first: int, last: int, reason: Reason) -> Iterator[RouteSegment]:
-    """[first, last) for `reason`, but for ranges that the file system would read through the page cache all the same."""
+    """[first, last) for `reason`, but for ranges that the file system would read through the
+    page cache all the same."""
     position = first
     step = max(alignments(request))
     for piece in indirect_ranges(request) if reason is DIRECT else ():

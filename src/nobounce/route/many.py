@@ -1,7 +1,8 @@
 """The judge's answer to many requests at once, which differ only in where their bytes lie.
 
-Everything but the alignment is the same for all of them, and asked once, of the judge's own functions. What is left is
-arithmetic over arrays. A test holds this module to `judge` for random requests: it may be faster, never different.
+Everything but the alignment is the same for all of them, and asked once, of the judge's own functions. What
+is left is arithmetic over arrays. A test holds this module to `judge` for random requests: it may be
+faster, never different.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 EMPTY, DIRECT, WHOLE, SPLIT, INVALID, REFUSED = range(6)
-"""No bytes; all fastpath; all fallback, for the answer's reason; for `judge` alone; a bad region; no backend."""
+"""No bytes; all fastpath; all fallback, for the answer's reason; for `judge` alone;
+a bad region; no backend."""
 
 NONE, SOME, ALL = range(3)
 """What the page cache holds of a request."""
@@ -33,8 +35,9 @@ _MOST = (1 << 63) - 1
 class Answer:
     """`kinds` (one per request), and for WHOLE requests `reasons`: an index into `reason_list`, -1 elsewhere.
 
-    `hopeless` says that every request is REFUSED whatever its place: the refusals are of the file, the device or settings.
-    `cold_kinds` and `cold_reasons` are what the page cache changed: the answer where it holds nothing.
+    `hopeless` says that every request is REFUSED whatever its place: the refusals are of the file,
+    the device or settings. `cold_kinds` and `cold_reasons` are what the page cache changed: the
+    answer where it holds nothing.
     """
 
     kinds: Array
@@ -50,8 +53,9 @@ def judge_many(
 ) -> Answer:
     """Judge requests like `request` at other places (int64 arrays of one length; bytes).
 
-    `cached` says NONE, SOME or ALL of each request, as the page cache holds it (cache="auto"). Raises ConfigError for variables that
-    contradict each other; whatever is wrong with one request is in its kind, and `alone` raises its error.
+    `cached` says NONE, SOME or ALL of each request, as the page cache holds it (cache="auto"). Raises
+    ConfigError for variables that contradict each other; whatever is wrong with one request is in its kind,
+    and `alone` raises its error.
     """
     import numpy as np
 
@@ -151,8 +155,8 @@ def misses(request: Request, file_offset: Array, nbytes: Array, buffer_offset: A
 
 
 def _indirect(request: Request, file_offset: Array, nbytes: Array) -> tuple[Array, Array]:
-    """Which requests touch ranges that the file system reads through the page cache, and for those that lie inside of one the
-    index of its reason in INDIRECT, else -1."""
+    """Which requests touch ranges that the file system reads through the page cache, and for those that lie
+    inside of one the index of its reason in INDIRECT, else -1."""
     import numpy as np
 
     ranges = request.indirect if request.op == "read" else ()

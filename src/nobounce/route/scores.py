@@ -1,7 +1,7 @@
 """How each backend scores a request, and every condition it refuses on.
 
-hipFile keeps only the number (C-1 to C-11); here each failed condition is a Refusal with a cure. Pure functions of a
-Request: `check` and real transfers call these same functions, so they cannot disagree.
+hipFile keeps only the number (C-1 to C-11); here each failed condition is a Refusal with a cure. Pure
+functions of a Request: `check` and real transfers call these same functions, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ INDIRECT: dict[IndirectCode, Reason] = {
     "encoded-extent": Reason(
         "encoded-extent",
         "the file system keeps these bytes compressed or encrypted and reads them through the page cache",
-        "write the file anew without compression (on btrfs: btrfs property set FILE compression none; btrfs filesystem "
+        "write the file anew without compression (on btrfs: btrfs property set FILE compression none; btrfs "
+        "filesystem "
         "defragment FILE)",
     ),
     "inline-extent": Reason(
@@ -43,7 +44,8 @@ INDIRECT: dict[IndirectCode, Reason] = {
 def check_region(
     *, file_offset: int, nbytes: int, buffer_offset: int, buffer_nbytes: int, what: str = "buffer"
 ) -> None:
-    """hipFile's region rule (A-36, A-37), but a zero-size request at the very end of the buffer is fine (J-25).
+    """hipFile's region rule (A-36, A-37), but a zero-size request at the very end of
+    the buffer is fine (J-25).
 
     Raises ArgumentError naming the value; nothing has moved.
     """
@@ -55,14 +57,16 @@ def check_region(
         raise ArgumentError(f"buffer_offset is {buffer_offset}: it cannot be negative")
     if buffer_offset > buffer_nbytes or nbytes > buffer_nbytes - buffer_offset:
         raise ArgumentError(
-            f"nbytes {nbytes} at buffer_offset {buffer_offset} goes past the end of a {what} of {buffer_nbytes} bytes"
+            f"nbytes {nbytes} at buffer_offset {buffer_offset} goes past the end of a {what} of "
+            f"{buffer_nbytes} bytes"
         )
     if file_offset + nbytes > (1 << 63) - 1:
         raise ArgumentError(f"nbytes {nbytes} at file_offset {file_offset} goes past the largest file offset")
 
 
 def alignments(request: Request) -> tuple[int, int]:
-    """(memory, file offset) alignment in bytes that direct I/O needs here; sizes follow the offset's (hipFile C-10)."""
+    """(memory, file offset) alignment in bytes that direct I/O needs here; sizes follow the
+    offset's (hipFile C-10)."""
     file, direct = request.file, request.direct
     mem = file.dio_mem_align or UNREPORTED_ALIGN
     offset = file.dio_offset_align or UNREPORTED_ALIGN
@@ -104,7 +108,8 @@ def device_refusals(request: Request) -> list[Refusal]:
         found.append(
             Refusal(
                 "memory-kind",
-                f"the buffer is {memory.kind.value} memory and direct I/O of {direct.runtime} takes only {kinds}",
+                f"the buffer is {memory.kind.value} memory and direct I/O of {direct.runtime} takes only "
+                f"{kinds}",
                 "allocate the buffer with Device.allocate"
                 if MemoryKind.DEVICE in direct.memory_kinds
                 else "",
@@ -114,7 +119,8 @@ def device_refusals(request: Request) -> list[Refusal]:
 
 
 def file_refusals(request: Request) -> list[Refusal]:
-    """What about the file rules out fastpath (hipFile C-6, C-9; on `cpu` and `sim` whatever proves direct)."""
+    """What about the file rules out fastpath (hipFile C-6, C-9; on `cpu` and `sim`
+    whatever proves direct)."""
     file, system = request.file, request.file.filesystem
     found = []
     if file.kind not in ("regular", "block"):
@@ -156,16 +162,19 @@ def file_refusals(request: Request) -> list[Refusal]:
 
 _PROBES = {
     "no": "a probe read was served by the page cache",
-    "uncounted": "what is read here cannot be counted: a probe read moved no counter of the kernel and left no page",
+    "uncounted": (
+        "what is read here cannot be counted: a probe read moved no counter of the kernel and left no page"
+    ),
     "unknown": "no probe read has shown direct I/O",
 }
 
 
 def _buffered_writes(request: Request) -> list[Refusal]:
-    """Files whose O_DIRECT writes the kernel makes through the page cache, which it empties again, so that nothing is seen of it.
+    """Files whose O_DIRECT writes the kernel makes through the page cache, which it empties again, so
+    that nothing is seen of it.
 
-    btrfs: every file with checksums, since Linux 6.15 (btrfs_direct_write in fs/btrfs/direct-io.c). ext2 to ext4: holes of a file
-    that is mapped by blocks instead of extents (ext4_iomap_begin).
+    btrfs: every file with checksums, since Linux 6.15 (btrfs_direct_write in fs/btrfs/direct-io.c). ext2 to
+    ext4: holes of a file that is mapped by blocks instead of extents (ext4_iomap_begin).
     """
     file, fstype = request.file, request.file.filesystem.fstype
     flags = file.inode_flags or 0
@@ -176,7 +185,8 @@ def _buffered_writes(request: Request) -> list[Refusal]:
             Refusal(
                 "checksummed",
                 "btrfs writes files that have checksums through the page cache",
-                "make the file in a folder with chattr +C, which takes its checksums away, or use ext4 or xfs",
+                "make the file in a folder with chattr +C, which takes its checksums away, or use ext4 or "
+                "xfs",
             )
         ]
     if fstype in ("ext2", "ext3", "ext4") and file.inode_flags is not None and not flags & FS_EXTENT_FL:
@@ -218,8 +228,10 @@ def _hipfile_file_system(request: Request) -> list[Refusal]:
         return [
             Refusal(
                 "ext4-journal",
-                f"ext4 at {system.mount_point} runs with data={system.journal or 'unknown'} and the direct path wants ordered",
-                f"mount -o remount,data=ordered is refused on a mounted file system: set it in /etc/fstab for "
+                f"ext4 at {system.mount_point} runs with data={system.journal or 'unknown'} and the direct "
+                "path wants ordered",
+                "mount -o remount,data=ordered is refused on a mounted file system: set it in /etc/fstab "
+                "for "
                 f"{system.mount_point} and mount again",
             )
         ]
@@ -253,14 +265,16 @@ def history_refusals(request: Request) -> list[Refusal]:
     return [
         Refusal(
             "failed-before",
-            f"the direct path failed with {errno_name(request.earlier_failure)} for this file on {request.memory.device}",
+            f"the direct path failed with {errno_name(request.earlier_failure)} for this file on "
+            f"{request.memory.device}",
             "close and reopen the file to try again",
         )
     ]
 
 
 def alignment_refusals(request: Request) -> list[Refusal]:
-    """Where the request as a whole misses the alignment (hipFile C-10, C-11). Splitting may still save its middle."""
+    """Where the request as a whole misses the alignment (hipFile C-10, C-11). Splitting
+    may still save its middle."""
     mem, offset = alignments(request)
     found = []
     if request.file_offset % offset:
@@ -294,7 +308,8 @@ def indirect_ranges(request: Request) -> tuple[IndirectRange, ...]:
 
 
 def range_refusals(request: Request) -> list[Refusal]:
-    """Where parts of the request cannot go direct because of how the file system keeps them. The other parts still may."""
+    """Where parts of the request cannot go direct because of how the file system keeps them.
+    The other parts still may."""
     found: dict[str, Refusal] = {}
     for each in indirect_ranges(request):
         reason = INDIRECT[each.code]

@@ -46,10 +46,12 @@ class MemoryFacts:
 
 @record
 class DirectFacts:
-    """What direct I/O to one device's memory can do; filled by a runtime's DirectIO or, for a check, from facts.
+    """What direct I/O to one device's memory can do; filled by a runtime's DirectIO or,
+    for a check, from facts.
 
-    It decides nothing: the judge does. `file_rule` says which files qualify: "probe" (any file that really does
-    direct I/O: statx DIOALIGN, or an aligned probe read that moved read_bytes) or "hipfile" (hipFile C-9).
+    It decides nothing: the judge does. `file_rule` says which files qualify: "probe" (any file that
+    really does direct I/O: statx DIOALIGN, or an aligned probe read that moved read_bytes) or
+    "hipfile" (hipFile C-9).
     """
 
     runtime: str
@@ -80,7 +82,8 @@ class Refusal:
 
 @record
 class Score:
-    """A backend's answer to one request: 100 for fastpath, 1 for fallback, -1 with the refusals (hipFile C-1)."""
+    """A backend's answer to one request: 100 for fastpath, 1 for fallback, -1 with
+    the refusals (hipFile C-1)."""
 
     backend: BackendName
     value: int
@@ -125,7 +128,8 @@ class Request:
     cache: Cache = "avoid"
     cached: tuple[CachedRange, ...] = ()
     indirect: tuple[IndirectRange, ...] = ()
-    """Ranges of the file that O_DIRECT reads through the page cache, in the order of the file and apart from each other."""
+    """Ranges of the file that O_DIRECT reads through the page cache, in the order of the file
+    and apart from each other."""
     earlier_failure: int | None = None
     """errno of an earlier direct failure of this file on this device (hipFile J-17)."""
 

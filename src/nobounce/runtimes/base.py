@@ -1,11 +1,11 @@
 """What a runtime offers, on plain integers: addresses, handles, bytes.
 
-A runtime is one implementation of memory, streams and events. Everything above it works on this interface alone, so
-nothing may assume that device memory is host memory. Stream handles 0 (null: the legacy stream of the thread's current
-device), 1 (legacy) and 2 (per-thread) are accepted wherever a stream is (HIP rule 21).
+A runtime is one implementation of memory, streams and events. Everything above it works on this interface
+alone, so nothing may assume that device memory is host memory. Stream handles 0 (null: the legacy stream of
+the thread's current device), 1 (legacy) and 2 (per-thread) are accepted wherever a stream is (HIP rule 21).
 
-Every method raises `DeviceError` with a `RuntimeStatus` for a call that HIP would refuse, `OutOfMemoryError` where
-memory is short, and `UnavailableError` where the runtime is not there.
+Every method raises `DeviceError` with a `RuntimeStatus` for a call that HIP would refuse, `OutOfMemoryError`
+where memory is short, and `UnavailableError` where the runtime is not there.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Capabilities:
 
 @record
 class PointerInfo:
-    """What an address belongs to: `base` and `nbytes` of the allocation (0 for pageable memory, whose size is unknown)."""
+    """What an address belongs to: `base` and `nbytes` of the allocation (0 for pageable
+    memory, whose size is unknown)."""
 
     kind: MemoryKind
     device: int | None
@@ -108,8 +109,8 @@ class Gate(ABC):
     def look(self) -> bool:
         """Whether the stream is known to have got here; calls `on_reached` in this thread if nobody has yet.
 
-        For a thread that waits anyway: it sees the stream arrive sooner than the runtime's own thread wakes up. A
-        runtime that needs no looking says False.
+        For a thread that waits anyway: it sees the stream arrive sooner than the runtime's own thread wakes
+        up. A runtime that needs no looking says False.
         """
         return False
 
@@ -118,7 +119,8 @@ class DirectIO(ABC):
     """Direct transfers between a file and device memory. It never refuses by policy: only the judge does."""
 
     plain: bool = False
-    """Whether `read` and `write` are the bare system calls at the given address, so that io_uring may stand in for them."""
+    """Whether `read` and `write` are the bare system calls at the given address, so that
+    io_uring may stand in for them."""
 
     @abstractmethod
     def facts(self, device: int) -> DirectFacts:
@@ -126,10 +128,11 @@ class DirectIO(ABC):
 
     @abstractmethod
     def read(self, device: int, fd: int, address: int, nbytes: int, file_offset: int) -> int:
-        """Read from `fd` (opened O_DIRECT) into device memory; returns bytes moved, maybe short, 0 at end of file.
+        """Read from `fd` (opened O_DIRECT) into device memory; returns bytes moved, maybe
+        short, 0 at end of file.
 
-        Raises OSError with the driver's errno, EREMOTEIO where the vendor's counters deny that bytes went direct, DeviceError for a
-        runtime failure. Interrupted calls raise EINTR.
+        Raises OSError with the driver's errno, EREMOTEIO where the vendor's counters deny that bytes went
+        direct, DeviceError for a runtime failure. Interrupted calls raise EINTR.
         """
 
     @abstractmethod
@@ -137,7 +140,8 @@ class DirectIO(ABC):
         """Write device memory to `fd` (opened O_DIRECT); returns bytes moved, maybe short."""
 
     def prepare(self, device: int, address: int, nbytes: int) -> None:  # noqa: B027 - optional
-        """Make sure that memory about to be read into is there, for file systems that will not fault it in."""
+        """Make sure that memory about to be read into is there, for file systems
+        that will not fault it in."""
 
     def deregister_file(self, fd: int) -> None:  # noqa: B027 - optional
         """Undo what the first transfer with `fd` has prepared: it is about to be closed."""
@@ -150,9 +154,10 @@ class DirectIO(ABC):
 
 
 class CopyCalls(NamedTuple):
-    """`copy(dst, src, nbytes, stream)`, `copy_many([(dst, src, nbytes), ...], stream)`, in no order among themselves and not for a
-    default stream, `record(event, stream)`, `sync(event)`, `query(event)`, `finish(stream)`, which waits for all that is in a
-    stream, and `is_clear(stream)`, `Runtime.stream_is_clear`: without detours."""
+    """`copy(dst, src, nbytes, stream)`, `copy_many([(dst, src, nbytes), ...], stream)`, in no order among
+    themselves and not for a default stream, `record(event, stream)`, `sync(event)`, `query(event)`,
+    `finish(stream)`, which waits for all that is in a stream, and `is_clear(stream)`,
+    `Runtime.stream_is_clear`: without detours."""
 
     copy: Callable[[int, int, int, int], None]
     copy_many: Callable[[list[tuple[int, int, int]], int], None]
@@ -182,10 +187,11 @@ class Runtime(ABC):
     capabilities: Capabilities
     scheduler: Scheduler = THREADS
     streams_ahead = 0
-    """Copy streams that a bounce ring makes at once, before a gate closes: making one behind a closed gate would wait for it,
-    and hold up every copy meanwhile. 0: made when they are needed."""
+    """Copy streams that a bounce ring makes at once, before a gate closes: making one behind a closed gate
+    would wait for it, and hold up every copy meanwhile. 0: made when they are needed."""
     engine: object = None
-    """The I/O engine of a runtime that does not live in real time; kept here so that it ends with its runtime."""
+    """The I/O engine of a runtime that does not live in real time; kept here so that
+    it ends with its runtime."""
 
     # devices
 
@@ -280,7 +286,8 @@ class Runtime(ABC):
         """True when nothing is pending (HIP rule 5)."""
 
     def stream_is_clear(self, stream: int) -> bool:
-        """True when whatever is put into the stream next is sure to wait for nothing; False also where that cannot be told."""
+        """True when whatever is put into the stream next is sure to wait for nothing; False also
+        where that cannot be told."""
         return False
 
     @abstractmethod
@@ -301,9 +308,9 @@ class Runtime(ABC):
     def gate(self, stream: int, on_reached: Callable[[], None], *, patient: bool = False) -> Gate:
         """Hold `stream` here until the gate is opened; returns at once.
 
-        `on_reached` is called once, on a runtime thread, when everything before has finished; it may only signal. A
-        `patient` caller is likely to `look` by itself: nobody is woken for it who looks within 200 us anyway.
-        An implementation must open its gates at interpreter exit.
+        `on_reached` is called once, on a runtime thread, when everything before has finished; it may only
+        signal. A `patient` caller is likely to `look` by itself: nobody is woken for it who looks within 200
+        us anyway. An implementation must open its gates at interpreter exit.
         """
 
     # events

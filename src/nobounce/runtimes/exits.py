@@ -1,14 +1,14 @@
 """Gates that nobody is left to open when the program has ended.
 
-At its end the interpreter first waits for every thread that is no daemon, and only then calls what atexit has: a thread that
-waits for a stream held at a gate would wait for good, and the process with it, if the gate was the main thread's to open.
-So once the main thread has ended, a daemon thread looks on. It opens the gates that were left closed when, for half a
-second, every thread that the interpreter waits for has done nothing but wait inside one call of a runtime or of a transfer:
-then none of them can open a gate, and daemons are promised no time. While one of them does anything else it may still be
-about to, so the gates stay closed.
+At its end the interpreter first waits for every thread that is no daemon, and only then calls what atexit
+has: a thread that waits for a stream held at a gate would wait for good, and the process with it, if the gate
+was the main thread's to open. So once the main thread has ended, a daemon thread looks on. It opens the gates
+that were left closed when, for half a second, every thread that the interpreter waits for has done nothing
+but wait inside one call of a runtime or of a transfer: then none of them can open a gate, and daemons are
+promised no time. While one of them does anything else it may still be about to, so the gates stay closed.
 
-A transfer's gate is not among them. An I/O thread opens it when the bytes are there, and to open it sooner would let the
-stream read what has not arrived; whoever makes such a gate calls `promise`.
+A transfer's gate is not among them. An I/O thread opens it when the bytes are there, and to open it sooner
+would let the stream read what has not arrived; whoever makes such a gate calls `promise`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def closed_by(on_reached: Callable[[], None] | None) -> list[Gate]:
 
 
 def look_after(closed: Callable[[], Iterable[Gate]]) -> None:
-    """Of the gates that `closed()` lists, open those that nobody is left to open; once for each kind of runtime."""
+    """Of the gates that `closed()` lists, open those that nobody is left to open; once
+    for each kind of runtime."""
     _closed.append(closed)
 
 
@@ -77,7 +78,8 @@ def _look_on() -> None:
 
 
 def _waiting() -> list[tuple[int, FrameType, int]] | None:
-    """Where each thread that the interpreter waits for waits; None if one of them does anything else, or there is none."""
+    """Where each thread that the interpreter waits for waits; None if one of them does
+    anything else, or there is none."""
     alive = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
     frames = sys._current_frames()
     found: list[tuple[int, FrameType, int]] = []

@@ -1,4 +1,5 @@
-"""Faults on demand: rules that make chosen calls of `sim`, and plain pread and pwrite, fail, fall short or take long.
+"""Faults on demand: rules that make chosen calls of `sim`, and plain pread and pwrite, fail,
+fall short or take long.
 
 Public through `nobounce.testing.faults`. With no rule active a call pays one test of an empty tuple.
 """
@@ -29,13 +30,15 @@ OPS = (
     "read",
     "write",
 )
-"""alloc: device or managed memory; copy, fill, host_call: stream ops, when they run; read, write: direct transfers;
-pread, pwrite: system calls of the fallback; direct: the direct path as a whole (its facts say unavailable); peer: peer access."""
+"""alloc: device or managed memory; copy, fill, host_call: stream ops, when they run; read, write: direct
+transfers; pread, pwrite: system calls of the fallback; direct: the direct path as a whole (its facts say
+unavailable); peer: peer access."""
 
 
 @record
 class Rule:
-    """What happens to which calls of one op. Every matching call counts; `calls` and `hits` tell how many there were."""
+    """What happens to which calls of one op. Every matching call counts; `calls` and `hits`
+    tell how many there were."""
 
     op: str
     device: str | None = None
@@ -83,12 +86,12 @@ _lock = threading.Lock()
 class Conditions(TypedDict, total=False):
     """Which calls a rule strikes, and what happens to them; what is not given is as in `Rule`.
 
-    `device` ("sim:0", or "sim" for all) limits it to one device; pread and pwrite have none. Of the matching calls the
-    first `after` are spared, then each `every`-th is struck, `times` times at most. A struck call sleeps `latency`
-    seconds, then loses its device for good (`lost`), else raises `error` (an errno, or a `RuntimeStatus` for a device
-    error), else moves `short` bytes at most (an int) or that fraction of what was asked (a float; a byte at least, and
-    whole blocks of 4096 for direct transfers, which the kernel would refuse otherwise).
-    op="direct" and op="peer" say that there is no direct path, no peer access, `because`.
+    `device` ("sim:0", or "sim" for all) limits it to one device; pread and pwrite have none. Of the matching
+    calls the first `after` are spared, then each `every`-th is struck, `times` times at most. A struck call
+    sleeps `latency` seconds, then loses its device for good (`lost`), else raises `error` (an errno, or a
+    `RuntimeStatus` for a device error), else moves `short` bytes at most (an int) or that fraction of what
+    was asked (a float; a byte at least, and whole blocks of 4096 for direct transfers, which the kernel would
+    refuse otherwise). op="direct" and op="peer" say that there is no direct path, no peer access, `because`.
     """
 
     device: str | None
@@ -138,7 +141,8 @@ def take(op: str, device: str | None, own: tuple[Rule, ...] = ()) -> Rule | None
 
 
 def shortened(struck: Rule, nbytes: int, grain: int = 1) -> int:
-    """How many bytes a struck call may move; a fraction is rounded down to `grain` bytes, which is the least."""
+    """How many bytes a struck call may move; a fraction is rounded down to `grain`
+    bytes, which is the least."""
     if struck.short is None:
         return nbytes
     if isinstance(struck.short, float):

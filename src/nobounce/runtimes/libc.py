@@ -1,7 +1,7 @@
 """The few libc calls the host runtimes need, through ctypes, which releases the GIL around each of them.
 
-`ctypes.memmove` and `ctypes.memset` hold the GIL (they are PyDLL functions), so they are not used. `mmap.mmap(-1, n)` is
-shared memory, which gets no huge pages: memory is mapped MAP_PRIVATE here.
+`ctypes.memmove` and `ctypes.memset` hold the GIL (they are PyDLL functions), so they are not used.
+`mmap.mmap(-1, n)` is shared memory, which gets no huge pages: memory is mapped MAP_PRIVATE here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def map_huge(nbytes: int) -> int:
 
 
 def keep_from_children(address: int, nbytes: int) -> None:
-    """Leave a range out of forked children: before Linux 5.12 pages that a device reads would become theirs."""
+    """Leave a range out of forked children: before Linux 5.12 pages that a device
+    reads would become theirs."""
     _madvise(address, nbytes, _MADV_DONTFORK)
 
 
@@ -88,12 +89,12 @@ def unmap(address: int, nbytes: int) -> None:
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have the pages of a range made now (MADV_POPULATE_WRITE, Linux 5.14), what they hold kept; where that is unknown, nothing
-    happens.
+    """Have the pages of a range made now (MADV_POPULATE_WRITE, Linux 5.14), what they hold kept; where that
+    is unknown, nothing happens.
 
-    Linux zeroes a new huge page beginning at the end that lies furthest from the address that was touched: touched at its
-    first page it is zeroed backwards, at its last page forwards, which is 2.3 times as fast (27 and 11 GiB/s a core). So each
-    is touched at its last page first.
+    Linux zeroes a new huge page beginning at the end that lies furthest from the address that was touched:
+    touched at its first page it is zeroed backwards, at its last page forwards, which is 2.3 times as fast
+    (27 and 11 GiB/s a core). So each is touched at its last page first.
     """
     first, last = address // PAGE * PAGE, round_up(address + nbytes, PAGE)
     lasts = range(round_up(first + 1, HUGE_PAGE) - PAGE, last, HUGE_PAGE)
@@ -103,8 +104,9 @@ def populate(address: int, nbytes: int) -> None:
 
 
 def _populate_pages(pages: range) -> None:
-    """Populate a page at each of these addresses. Many are one system call where Linux has it (process_madvise on oneself, 6.13):
-    a thread that holds the interpreter's lock meanwhile is then waited for once, not for each page."""
+    """Populate a page at each of these addresses. Many are one system call where Linux has it
+    (process_madvise on oneself, 6.13): a thread that holds the interpreter's lock meanwhile is then waited
+    for once, not for each page."""
     done = 0
     try:
         fd = os.pidfd_open(os.getpid()) if len(pages) > 1 else -1

@@ -1,7 +1,9 @@
-"""The optional powers of a runtime, each an interface of its own with its conformance tests (testing/rules_*.py).
+"""The optional powers of a runtime, each an interface of its own with its conformance
+tests (testing/rules_*.py).
 
-A runtime has a power when it inherits from the interface and, where the power depends on the machine, declares it in its
-capabilities; `Runtime.peers` and its siblings in base.py then give it, and None otherwise. Errors are those of the core.
+A runtime has a power when it inherits from the interface and, where the power depends on the machine,
+declares it in its capabilities; `Runtime.peers` and its siblings in base.py then give it, and None otherwise.
+Errors are those of the core.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class HostRegistration(ABC):
 
 
 class StreamTraits(ABC):
-    """What a stream was made as: its urgency, where the capability `priorities` is declared (HIP rule 8), and its kind."""
+    """What a stream was made as: its urgency, where the capability `priorities` is declared
+    (HIP rule 8), and its kind."""
 
     @abstractmethod
     def stream_priority_range(self, device: int) -> tuple[int, int]:

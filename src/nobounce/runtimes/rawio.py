@@ -1,8 +1,8 @@
 """pread and pwrite on plain addresses, the GIL released.
 
-EINTR comes back as an OSError: Python's own calls would try again, which hides what a direct transfer has to handle.
-`flags` are RWF_* and go through preadv2(2) and pwritev2(2) with one vector. Where these calls are refused, that is EOPNOTSUPP, as
-for a flag that the file system does not know.
+EINTR comes back as an OSError: Python's own calls would try again, which hides what a direct transfer has to
+handle. `flags` are RWF_* and go through preadv2(2) and pwritev2(2) with one vector. Where these calls are
+refused, that is EOPNOTSUPP, as for a flag that the file system does not know.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _pread, _pwrite, _preadv2, _pwritev2 = _libc.pread64, _libc.pwrite64, _libc.prea
 def pread_into(
     fd: int, address: int, nbytes: int, offset: int, flags: int = 0, *, scheduler: Scheduler = THREADS
 ) -> int:
-    """Read up to `nbytes` from `offset` of the file into host memory at `address`; returns bytes read, 0 at the end.
+    """Read up to `nbytes` from `offset` of the file into host memory at `address`; returns
+    bytes read, 0 at the end.
 
     Raises OSError. Injected faults of op "pread" apply, their latency through `scheduler`.
     """

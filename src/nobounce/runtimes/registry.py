@@ -21,7 +21,8 @@ _lock = threading.RLock()
 
 
 def get(name: str) -> Runtime:
-    """The process's runtime of that name. Raises ArgumentError for an unknown name, UnavailableError with the reason."""
+    """The process's runtime of that name. Raises ArgumentError for an unknown name,
+    UnavailableError with the reason."""
     made = _instances.get(name)
     if made is not None:
         return made
@@ -53,7 +54,8 @@ def _create(name: str) -> Runtime:
 
 
 def absent_because(name: str) -> str:
-    """Why the runtime cannot be used, or "" when it can: one sentence whatever the library answers (HIP rule 81)."""
+    """Why the runtime cannot be used, or "" when it can: one sentence whatever the
+    library answers (HIP rule 81)."""
     try:
         runtime = get(name)
         count = runtime.device_count()
@@ -65,7 +67,8 @@ def absent_because(name: str) -> str:
 def parse_device(text: str) -> tuple[Runtime, int]:
     """The runtime and the ordinal of "cpu", "sim:0", "cuda:1" ...; without a number, 0.
 
-    Raises ArgumentError, naming the choices, for a name or number that does not exist; UnavailableError with the reason.
+    Raises ArgumentError, naming the choices, for a name or number that does not exist;
+    UnavailableError with the reason.
     """
     name, colon, number = text.partition(":")
     if name not in NAMES or (colon and not (number.isascii() and number.isdigit())):

@@ -1,4 +1,5 @@
-"""For tests of programs and runtimes: conformance classes, and faults on demand. Needs pytest for the classes."""
+"""For tests of programs and runtimes: conformance classes, and faults on demand.
+Needs pytest for the classes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Who runs: real threads that pass a baton, one running at a time, in an order drawn from a seed.
 
-A task is blocked on a lock of its own (its baton); handing over is one release and one acquire. The threads come from
-a pool that later programs use again, because starting a thread costs more than a small program. So a `threading.local`
-may still hold what an earlier program left there; context variables start empty.
+A task is blocked on a lock of its own (its baton); handing over is one release and one acquire. The threads
+come from a pool that later programs use again, because starting a thread costs more than a small program. So
+a `threading.local` may still hold what an earlier program left there; context variables start empty.
 
 Everything here runs on the thread of the running task, which alone may touch the state: no lock guards it.
 """
@@ -34,11 +34,13 @@ class DeadlockError(InternalError):
 
 
 class StepLimitError(InternalError):
-    """The program passed more points than its limit: it loops without an end, or polls a clock that never moves."""
+    """The program passed more points than its limit: it loops without an end, or polls
+    a clock that never moves."""
 
 
 class Ended(BaseException):
-    """Unwinds a task that the program has left behind. Not an Exception, so that `except Exception` lets it through."""
+    """Unwinds a task that the program has left behind. Not an Exception, so that `except
+    Exception` lets it through."""
 
 
 class Owned(Protocol):
@@ -300,7 +302,8 @@ class Baton:
         return job
 
     def _finish(self, task: BatonTask) -> threading.Lock | None:
-        """Called on the thread of a task that has ended: whose baton to pass, None when nobody waits any more."""
+        """Called on the thread of a task that has ended: whose baton to pass, None
+        when nobody waits any more."""
         if self.closed:
             return None
         task.alive = False

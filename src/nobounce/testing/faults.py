@@ -4,7 +4,8 @@
         receipt = file.read(buffer)
     assert fault.hits == 1
 
-`faults.rule(...)` makes the same rule for one runtime alone: `SimRuntime(faults=[faults.rule("alloc", after=3)])`.
+`faults.rule(...)` makes the same rule for one runtime alone:
+`SimRuntime(faults=[faults.rule("alloc", after=3)])`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def requires(*capabilities: str, devices: int = 1) -> Callable[[F], F]:
 
 
 class DeclaredTests:
-    """Base of conformance classes: a subclass that names its `capabilities` and `devices` loses the tests beyond them."""
+    """Base of conformance classes: a subclass that names its `capabilities` and `devices`
+    loses the tests beyond them."""
 
     capabilities: ClassVar[Capabilities] = Capabilities()
     devices: ClassVar[int] = 1

@@ -1,7 +1,7 @@
 """What a conformance test works with: memory, streams and events that are tidied up, and held streams.
 
-"Not done yet" is shown by holding a stream with a gate, never by a sleep. While a gate is closed a GPU may refuse to
-free or allocate, so a test takes all its memory first.
+"Not done yet" is shown by holding a stream with a gate, never by a sleep. While a gate is closed a GPU may
+refuse to free or allocate, so a test takes all its memory first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from nobounce.runtimes.powers import (
 P = TypeVar("P")
 
 QUIET = 0.03
-"""Seconds after which a call that should not return is taken to be waiting. A wrong guess can only hide a fault."""
+"""Seconds after which a call that should not return is taken to be waiting. A wrong
+guess can only hide a fault."""
 
 PATIENCE = 30.0
 """Seconds after which a call that should return is taken to hang."""

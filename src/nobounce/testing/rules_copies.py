@@ -1,4 +1,5 @@
-"""HIP rules 46-60: which copies and fills block the host. The stream is held, so a call that waits cannot return."""
+"""HIP rules 46-60: which copies and fills block the host. The stream is held, so a call
+that waits cannot return."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class CopyRules(DeclaredTests):
     # asynchronous
 
     def test_rule_52_a_pageable_source_is_consumed_before_return(self, rig: Rig) -> None:
-        """Whether the call waits is the runtime's choice; the source may be overwritten when it has returned."""
+        """Whether the call waits is the runtime's choice; the source may be
+        overwritten when it has returned."""
         s, a = rig.stream(), rig.device()
         src, old = self._loaded(rig, rig.pageable()), rig.pageable()
         gate = rig.hold(s)

@@ -69,7 +69,8 @@ class MemoryRules(DeclaredTests):
         assert rig.pinned(1) % 4096 == 0
 
     def test_C98_the_callers_current_device_is_kept(self, rig: Rig) -> None:  # noqa: N802 - a case's name
-        """Copies and fills of memory on another device than the current one go there, and change nothing here."""
+        """Copies and fills of memory on another device than the current one go there,
+        and change nothing here."""
         last = rig.runtime.device_count() - 1
         a = rig.device(device=last)
         rig.runtime.set_current_device(0)

@@ -61,7 +61,8 @@ class NullStreamRules(DeclaredTests):
         assert not rig.runtime.stream_query(NULL)
 
     def test_rule_17_synchronize_null_waits_for_blocking_streams(self, rig: Rig) -> None:
-        """It waits for the null stream and all blocking streams of the current device, not for non-blocking ones."""
+        """It waits for the null stream and all blocking streams of the current device,
+        not for non-blocking ones."""
         blocking, other = rig.stream(nonblocking=False), rig.stream(nonblocking=True)
         rig.hold(other)
         rig.background(lambda: rig.runtime.stream_sync(NULL)).result()

@@ -1,4 +1,5 @@
-"""The optional powers of a runtime (runtimes/powers.py): a class of tests for each, left out where it is not declared."""
+"""The optional powers of a runtime (runtimes/powers.py): a class of tests for each, left out
+where it is not declared."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class OrderedMemoryRules(DeclaredTests):
 
     @requires("stream_ordered_alloc")
     def test_rule_113_stream_ordered_memory_is_used_in_order(self, rig: Rig) -> None:
-        """The address is there at once, for ops ordered after the allocation; another stream needs an event."""
+        """The address is there at once, for ops ordered after the allocation;
+        another stream needs an event."""
         s, t, out = rig.stream(), rig.stream(), rig.pinned()
         gate = rig.hold(s)
         a = rig.background(lambda: rig.ordered_memory.alloc_async(0, 4096, s)).result()

@@ -8,8 +8,8 @@
         def runtime(self):
             return MyRuntime()
 
-Tests of powers that `capabilities` does not declare, or that need more `devices`, are left out. Rules are numbered as in
-docs/rules/hip.md; each test's docstring states its rule.
+Tests of powers that `capabilities` does not declare, or that need more `devices`, are left out. Rules are
+numbered as in docs/rules/hip.md; each test's docstring states its rule.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A scheduler whose schedule comes from a seed and whose time is virtual.
 
-The tasks of a `Stepper` are real threads of which exactly one runs (baton.py). At each point where real threads
-could change places (a lock taken or released, a wait, a notify, a sleep, a join, a spawn, a checkpoint, a task's end) a
-seeded generator picks who goes on: the same seed gives the same schedule, other seeds explore other orders. Code between
-two points is atomic; `checkpoint()` adds a point. Time moves only when nobody can run: it jumps to the earliest timer.
+The tasks of a `Stepper` are real threads of which exactly one runs (baton.py). At each point where real
+threads could change places (a lock taken or released, a wait, a notify, a sleep, a join, a spawn, a
+checkpoint, a task's end) a seeded generator picks who goes on: the same seed gives the same schedule, other
+seeds explore other orders. Code between two points is atomic; `checkpoint()` adds a point. Time moves only
+when nobody can run: it jumps to the earliest timer.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ _after_close = threading.Lock()
 class Stepper(Scheduler):
     """Real threads, one at a time, in an order drawn from `seed`; time is virtual and starts at 0.0 seconds.
 
-    The creating thread is the first task, "main"; only main may `settle` and `close`. Use it as a context manager or
-    through `run`: both end with `settle` and `close`, and hold automatic garbage collection back meanwhile, since a
-    finalizer that takes a lock at an arbitrary allocation would make the schedule depend on what ran before.
+    The creating thread is the first task, "main"; only main may `settle` and `close`. Use it as a context
+    manager or through `run`: both end with `settle` and `close`, and hold automatic garbage collection
+    back meanwhile, since a finalizer that takes a lock at an arbitrary allocation would make the schedule
+    depend on what ran before.
 
-    `spurious` is the chance that a wait ends for no reason, `step_limit` the number of points after which the program
-    is taken to loop for ever (`StepLimitError`), `trace_limit` the number of points that `trace` remembers.
+    `spurious` is the chance that a wait ends for no reason, `step_limit` the number of points after
+    which the program is taken to loop for ever (`StepLimitError`), `trace_limit` the number of
+    points that `trace` remembers.
 
-    When no task can ever run again, the others are unwound and main raises `DeadlockError` where it is blocked. A call
-    from a thread that is no task raises `InternalError` and changes nothing. Once closed, free locks can still be
-    taken, from any thread and without a schedule: objects outlive their program and their finalizers take locks.
+    When no task can ever run again, the others are unwound and main raises `DeadlockError` where it is
+    blocked. A call from a thread that is no task raises `InternalError` and changes nothing. Once closed,
+    free locks can still be taken, from any thread and without a schedule: objects outlive their program and
+    their finalizers take locks.
     """
 
     def __init__(
@@ -101,7 +105,8 @@ class Stepper(Scheduler):
             self._baton.point(task, "sleep")
 
     def spawn(self, target: Callable[[], None], *, name: str) -> Task:
-        """Start a task; its name gets a number when it is taken. An exception that ends it is raised by `close`."""
+        """Start a task; its name gets a number when it is taken. An exception that ends
+        it is raised by `close`."""
         parent = self._baton.me()
         self._baton.refuse_if_ended(parent)
         task = self._baton.start(target, name)
@@ -256,7 +261,8 @@ class _Lock:
 
 
 class _Condition(_Lock):
-    """A condition: `notify` wakes waiters that the seed picks, and the seed now and then ends a wait for no reason."""
+    """A condition: `notify` wakes waiters that the seed picks, and the seed now and then
+    ends a wait for no reason."""
 
     def __init__(self, baton: Baton, name: str, spurious: float) -> None:
         super().__init__(baton, name)

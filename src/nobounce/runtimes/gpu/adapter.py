@@ -1,7 +1,8 @@
 """An adapter: the rows of the table bound to one vendor's bindings, and what differs between the vendors.
 
-Statuses become exceptions here and nowhere else: the vendor's function, name and text, and a `RuntimeStatus` by
-meaning. A function is looked up when it is first used, so that an old library without it costs only its own callers.
+Statuses become exceptions here and nowhere else: the vendor's function, name and text, and a
+`RuntimeStatus` by meaning. A function is looked up when it is first used, so that an old library without it
+costs only its own callers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _SAME_MEANING = {
     717: RuntimeStatus.IllegalAddress,  # invalid address space
     718: RuntimeStatus.IllegalAddress,  # invalid program counter
 }
-"""Vendors' codes that have another number than ours; all others keep theirs (CUDA's and HIP's tables agree)."""
+"""Vendors' codes that have another number than ours; all others keep theirs (CUDA's
+and HIP's tables agree)."""
 
 _BY_NUMBER = {int(status): status for status in RuntimeStatus}
 
@@ -45,8 +47,8 @@ def status_of(code: int) -> RuntimeStatus | None:
 class Adapter(ABC):
     """Every op of the table is an attribute: `adapter.copy_async(dst, src, nbytes, kind, stream)`.
 
-    `adapter.stream_query` and `adapter.event_query` return False for NotReady, the others what their row says: nothing,
-    one value or a tuple.
+    `adapter.stream_query` and `adapter.event_query` return False for NotReady, the others what their row
+    says: nothing, one value or a tuple.
     """
 
     name: str
@@ -54,7 +56,8 @@ class Adapter(ABC):
     legacy: int
     """The handle to ask of the legacy stream; 0 may be the calling thread's own."""
     asks_aside: bool
-    """Whether a query of the legacy stream leaves nothing behind in it that blocking streams would wait for."""
+    """Whether a query of the legacy stream leaves nothing behind in it that blocking
+    streams would wait for."""
     registers_faster: bool
     """Whether memory of our own is registered faster than pinned memory is allocated."""
 
@@ -94,11 +97,13 @@ class Adapter(ABC):
 
     @abstractmethod
     def touched_device(self) -> int | None:
-        """The calling thread's current device if the device has been used, so that using it costs nothing new."""
+        """The calling thread's current device if the device has been used, so that
+        using it costs nothing new."""
 
     @abstractmethod
     def set_current(self, device: int) -> None:
-        """Make `device` the calling thread's current one; a device nobody used is not started by that, where possible."""
+        """Make `device` the calling thread's current one; a device nobody used is not started
+        by that, where possible."""
 
     @abstractmethod
     def pointer_info(self, address: int) -> PointerInfo: ...
@@ -112,11 +117,13 @@ class Adapter(ABC):
 
     @abstractmethod
     def words(self, count: int) -> list[int]:
-        """Addresses of `count` 8-byte words, zero, that streams can write and wait for; they are never given back."""
+        """Addresses of `count` 8-byte words, zero, that streams can write and wait for;
+        they are never given back."""
 
     @abstractmethod
     def capture_mode(self) -> Callable[[Any], int] | None:
-        """The vendor's function that swaps the calling thread's capture mode (capture.py); None where there is none."""
+        """The vendor's function that swaps the calling thread's capture mode (capture.py);
+        None where there is none."""
 
     def copy_many(self) -> CopyMany | None:
         """`CopyCalls.copy_many` by one call of the vendor's; None where it has none that is of use."""
@@ -185,7 +192,8 @@ class Adapter(ABC):
             status = result[0]
             if status:
                 if row.asks and status == NOT_READY:
-                    self.take_last_error()  # a status, no error: whoever looks next must not find it (HIP rule 79)
+                    # A status, no error: whoever looks next must not find it (HIP rule 79).
+                    self.take_last_error()
                     return False
                 self.take_last_error()
                 raise self.failure(name, status, f"{args[sized]} bytes" if sized >= 0 else "")

@@ -5,8 +5,8 @@ They are asked of the HIP runtime by name (hipGetProcAddress, since HIP 6.2) and
     hipError_t f(hipAmdFileHandle_t file, void *address, uint64_t nbytes, int64_t file_offset,
                  uint64_t *moved, int32_t *status)
 
-The handle is an 8-byte union by value whose `fd` counts on Linux. `status` is a negative or positive errno of the kernel
-driver, which comes before the HIP status. Nothing here has run on AMD hardware.
+The handle is an 8-byte union by value whose `fd` counts on Linux. `status` is a negative or positive errno of
+the kernel driver, which comes before the HIP status. Nothing here has run on AMD hardware.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class AmdFileDirect(DirectIO):
 
 @functools.cache
 def virtual_function(pci_bus_id: str) -> Known:
-    """Whether the GPU is an SR-IOV virtual function: sysfs knows on the host, amdsmi in a guest where it is installed."""
+    """Whether the GPU is an SR-IOV virtual function: sysfs knows on the host, amdsmi in a
+    guest where it is installed."""
     if os.path.exists(f"/sys/bus/pci/devices/{pci_bus_id.lower()}/physfn"):
         return "yes"
     try:

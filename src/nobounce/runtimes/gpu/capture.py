@@ -1,10 +1,11 @@
 """Calls beside a graph that is being captured.
 
-A capture in CUDA's and HIP's default mode forbids whatever might be unsafe to every thread that is in that mode itself, and
-ends when one does it all the same (HIP rule 88): asking an event, pinning memory, freeing. I/O threads would end the captures of
-a program that never heard of them, so they leave that mode for good with their first call here, and a caller's thread leaves it
-for the calls of a relay and for what allocates. What is captured stays refused: the mode says nothing of the captured stream
-itself. The vendors' direct I/O (cuFile, hipAmdFile) is called as it is.
+A capture in CUDA's and HIP's default mode forbids whatever might be unsafe to every thread that is in that
+mode itself, and ends when one does it all the same (HIP rule 88): asking an event, pinning memory, freeing.
+I/O threads would end the captures of a program that never heard of them, so they leave that mode for good
+with their first call here, and a caller's thread leaves it for the calls of a relay and for what allocates.
+What is captured stays refused: the mode says nothing of the captured stream itself. The vendors' direct I/O
+(cuFile, hipAmdFile) is called as it is.
 
 The vendors' bindings swap the mode by value, or not at all; the function wants a pointer.
 """
@@ -42,7 +43,8 @@ class Captures:
             self._swap(mode)
 
     def undo(self) -> None:
-        """After an interrupt somewhere in `relax`: what it replaced, if it got so far, lies where the vendor's function put it."""
+        """After an interrupt somewhere in `relax`: what it replaced, if it got so far, lies where the
+        vendor's function put it."""
         cell, _ = getattr(self._local, "cell", (None, None))
         if cell is not None:
             self.restore(int(cell.value))

@@ -1,8 +1,9 @@
-"""What every part of the GPU runtime leans on: which device a call is for, and making it current for the call.
+"""What every part of the GPU runtime leans on: which device a call is for, and making
+it current for the call.
 
-With one device nothing has to be made current but once per thread. With several, every call is made on the device whose
-memory, stream or event it names, and what was current before is current again afterwards: no call starts a device that
-it does not name (case C98).
+With one device nothing has to be made current but once per thread. With several, every call is made on the
+device whose memory, stream or event it names, and what was current before is current again afterwards: no
+call starts a device that it does not name (case C98).
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class GpuCore(Runtime):
         self._local.started = True
 
     def _apart(self, device: int) -> On:
-        """As `_on`, for calls that a capture of another stream, in whatever thread, would forbid and be ended by."""
+        """As `_on`, for calls that a capture of another stream, in whatever thread,
+        would forbid and be ended by."""
         return Apart(self._captures, self._on(device))
 
     def _current(self) -> int:
@@ -171,8 +173,9 @@ class GpuCore(Runtime):
         return event
 
     def _is_clear(self, stream: int) -> bool:
-        """`stream_is_clear`, its device current. A blocking stream waits for the legacy one, which waits for every blocking one,
-        and whose query asks them all (HIP rules 15, 18); that of a captured stream would end the capture."""
+        """`stream_is_clear`, its device current. A blocking stream waits for the legacy one, which waits
+        for every blocking one, and whose query asks them all (HIP rules 15, 18); that of a captured
+        stream would end the capture."""
         mine, a = self._streams.get(stream), self._adapter
         try:
             if stream > LEGACY_STREAM:

@@ -1,8 +1,8 @@
 """CUDA: loading NVIDIA's bindings, and what differs from HIP. Everything else is the table and GpuRuntime.
 
-The runtime API is used throughout, so memory and streams live in each device's primary context, which PyTorch, CuPy and
-cuda.core share. Where another device than the thread's own must be current, its primary context is pushed and popped:
-cudaSetDevice would start the device it restores (case C98).
+The runtime API is used throughout, so memory and streams live in each device's primary context, which
+PyTorch, CuPy and cuda.core share. Where another device than the thread's own must be current, its primary
+context is pushed and popped: cudaSetDevice would start the device it restores (case C98).
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class CudaAdapter(Adapter):
         return int(self.context_device()) if self.context_get() else None
 
     def set_current(self, device: int) -> None:
-        """By contexts as far as that goes: a thread that has once called cudaSetDevice could not leave the device again without
-        starting the one it goes back to."""
+        """By contexts as far as that goes: a thread that has once called cudaSetDevice could not leave the
+        device again without starting the one it goes back to."""
         if self.context_state(device)[1]:
             self.context_set(self.on(device).context)
             return
@@ -242,7 +242,8 @@ def load(driver: Any, runtime: Any) -> GpuRuntime:
     adapter = CudaAdapter(driver, runtime)
     if status and int(status) != 100:
         raise _unavailable(
-            f"cuInit answers {status.name} ({int(status)}): {adapter.error_text(runtime.cudaError_t(int(status)))}"
+            f"cuInit answers {status.name} ({int(status)}): "
+            f"{adapter.error_text(runtime.cudaError_t(int(status)))}"
         )
     if status:
         raise _unavailable("there is no device")

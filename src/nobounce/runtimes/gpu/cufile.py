@@ -1,11 +1,12 @@
 """Direct I/O on NVIDIA through cuFile, offered only where something can carry it.
 
-cuFile registers any file and reads it through POSIX in silence where neither nvidia-fs nor PCI P2PDMA is there, so a file
-that registers proves nothing. Here cuFile is told not to (its compatibility mode is switched off before the driver is
-opened) and its carriers are looked for first. Another library may have opened the driver before, with that mode on, so every
-call is checked as well: cuFile's own count of POSIX operations, and the count of nvidia-fs, which does not depend on cuFile. A
-call in whose time cuFile made a POSIX operation, or nvidia-fs none, fails with EREMOTEIO: the engine repeats its bytes through
-fallback, or raises. POSIX operations that another library makes at that moment count against it too.
+cuFile registers any file and reads it through POSIX in silence where neither nvidia-fs nor PCI P2PDMA is
+there, so a file that registers proves nothing. Here cuFile is told not to (its compatibility mode is switched
+off before the driver is opened) and its carriers are looked for first. Another library may have opened the
+driver before, with that mode on, so every call is checked as well: cuFile's own count of POSIX operations,
+and the count of nvidia-fs, which does not depend on cuFile. A call in whose time cuFile made a POSIX
+operation, or nvidia-fs none, fails with EREMOTEIO: the engine repeats its bytes through fallback, or raises.
+POSIX operations that another library makes at that moment count against it too.
 
 None of this has run beside nvidia-fs: tests/unit/gpu/test_cufile.py runs it on doubles.
 """
@@ -41,7 +42,8 @@ class Carriers(NamedTuple):
 
 
 def carriers(pci_bus_id: str | None, root: str = "/") -> Carriers:
-    """nvidia-fs when its driver shows its files; PCI P2PDMA when the GPU offers memory to it (size above 0)."""
+    """nvidia-fs when its driver shows its files; PCI P2PDMA when the GPU offers
+    memory to it (size above 0)."""
     at = Path(root)
     nvidia_fs = (at / "proc/driver/nvidia-fs").is_dir() and (at / "sys/module/nvidia_fs").is_dir()
     size = 0
@@ -86,7 +88,8 @@ class CuFileDirect(DirectIO):
                 available=False,
                 because="neither nvidia-fs is loaded nor does the GPU offer memory to PCI P2PDMA",
                 code="no-nvidia-fs",
-                cure="load NVIDIA's nvidia-fs module (modprobe nvidia-fs), or enable PCI P2PDMA in the driver",
+                cure="load NVIDIA's nvidia-fs module (modprobe nvidia-fs), or enable PCI P2PDMA in the "
+                "driver",
                 p2p=p2p,
             )
         if not self._opened(found):
@@ -142,7 +145,8 @@ class CuFileDirect(DirectIO):
                 cufile.stats_start()
             if _posix_allowed(cufile) and _posix_operations(cufile) is None:
                 self._why_not = (
-                    "cuFile may use POSIX in silence (its compatibility mode is on, or cannot be asked for) and counts nothing "
+                    "cuFile may use POSIX in silence (its compatibility mode is on, or cannot be asked for) "
+                    "and counts nothing "
                     "that would show it",
                     "cufile-compat-mode",
                     "set allow_compat_mode to false in /etc/cufile.json",
@@ -179,7 +183,8 @@ class CuFileDirect(DirectIO):
         return moved
 
     def _check(self, call: str, posix: int | None, carried: int | None, which: int) -> None:
-        """Whether the bytes of a call that has ended went direct. Raises OSError (EREMOTEIO) where a counter denies it."""
+        """Whether the bytes of a call that has ended went direct. Raises OSError (EREMOTEIO)
+        where a counter denies it."""
         now = _posix_operations(self._cufile)
         if posix is not None and now is not None and now > posix:
             raise OSError(errno.EREMOTEIO, f"{call}: cuFile made {now - posix} POSIX operations instead")
@@ -249,7 +254,8 @@ def _posix_allowed(cufile: Any) -> bool:
 
 
 def _posix_operations(cufile: Any) -> int | None:
-    """POSIX reads and writes that cuFile has made so far, over all GPUs; None where it does not count them."""
+    """POSIX reads and writes that cuFile has made so far, over all GPUs; None where
+    it does not count them."""
     try:
         stats = cufile.StatsLevel3()
         cufile.get_stats_l3(stats.ptr)
@@ -260,8 +266,8 @@ def _posix_operations(cufile: Any) -> int | None:
 
 
 def nvidia_fs_operations(root: str = "/") -> tuple[int, int] | None:
-    """(reads, writes) that nvidia-fs has carried so far for all processes; None where it is not loaded or does not count (its
-    parameter rw_stats_enabled is 0, as it is by default)."""
+    """(reads, writes) that nvidia-fs has carried so far for all processes; None where it is not loaded or
+    does not count (its parameter rw_stats_enabled is 0, as it is by default)."""
     try:
         text = (Path(root) / "proc/driver/nvidia-fs/stats").read_text()
     except OSError:

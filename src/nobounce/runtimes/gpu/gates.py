@@ -1,18 +1,20 @@
 """Gates in a GPU's streams: the stream says "reached" in one word of host memory and waits for another.
 
-Both are operations of the stream itself (cuStreamWriteValue64, cuStreamWaitValue64), so no callback holds a vendor's
-thread while I/O runs. Each gate uses a pair of words with a ticket that only grows: the stream writes the ticket, and
-waits until the other word has at least that value. A pair is used again when its stream has been seen to pass its write
-*and* the gate is open; a late wait for an old ticket is then satisfied by any newer one.
+Both are operations of the stream itself (cuStreamWriteValue64, cuStreamWaitValue64), so no callback holds a
+vendor's thread while I/O runs. Each gate uses a pair of words with a ticket that only grows: the stream
+writes the ticket, and waits until the other word has at least that value. A pair is used again when its
+stream has been seen to pass its write *and* the gate is open; a late wait for an old ticket is then
+satisfied by any newer one.
 
-One thread watches the written words, because nothing wakes the host when a stream writes one. Right after a gate is
-made, opened or reached it looks again and again, giving way each time; then it sleeps for a fiftieth of the time that
-nothing has happened, at most 5 ms. So a gate behind a kernel of five seconds costs about a hundredth of a core, and
-one behind nothing is seen within microseconds. While a gate is closed, freeing memory and loading code wait for it in
-every thread: words are taken in advance, and nothing here allocates for a single gate but Python objects.
+One thread watches the written words, because nothing wakes the host when a stream writes one. Right after a
+gate is made, opened or reached it looks again and again, giving way each time; then it sleeps for a fiftieth
+of the time that nothing has happened, at most 5 ms. So a gate behind a kernel of five seconds costs about a
+hundredth of a core, and one behind nothing is seen within microseconds. While a gate is closed, freeing
+memory and loading code wait for it in every thread: words are taken in advance, and nothing here allocates
+for a single gate but Python objects.
 
-A device that cannot wait for values gets a host function that says "reached" and stays until the gate is opened; it does
-no I/O, but other host functions of the device may have to wait for it.
+A device that cannot wait for values gets a host function that says "reached" and stays until the gate is
+opened; it does no I/O, but other host functions of the device may have to wait for it.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ SPIN = 100e-6
 SHORTEST, LONGEST = 40e-6, 5e-3
 """Seconds that the watcher sleeps."""
 SHARE = 50
-"""It sleeps for this part of the time that nothing has happened, and this many times as long as one look takes."""
+"""It sleeps for this part of the time that nothing has happened, and this many times
+as long as one look takes."""
 DOZE, LINGER = 200e-6, 20e-3
-"""Between looks that nobody waits for, and how long after the last event the watcher goes on dozing instead of sleeping."""
+"""Between looks that nobody waits for, and how long after the last event the watcher goes on
+dozing instead of sleeping."""
 HEALTH = 0.25
 """Seconds between two questions whether the device still lives, while nothing happens."""
 
@@ -109,8 +113,8 @@ class HostGate(Gate):
 class Gates:
     """Every gate of one runtime.
 
-    `alive(device)` asks the device anything and raises if it is lost; `failed(stream, error)` takes what `on_reached`
-    raised.
+    `alive(device)` asks the device anything and raises if it is lost; `failed(stream, error)` takes
+    what `on_reached` raised.
     """
 
     def __init__(
@@ -206,7 +210,8 @@ class Gates:
         self._submitting.pop(stream, None)
 
     def forget_all(self) -> None:
-        """In a forked child: nothing here opens the parent's gates, whose words may be memory that both share."""
+        """In a forked child: nothing here opens the parent's gates, whose words may
+        be memory that both share."""
         self._changed = self._scheduler.condition()
         for gate in self._shut:
             if isinstance(gate, GpuGate):
@@ -280,7 +285,8 @@ class Gates:
                     self._pause(pause)
 
     def _pause(self, seconds: float | None) -> None:
-        """Wait with the lock held, until something happens or for `seconds`. Whoever can wait so long need not wake it."""
+        """Wait with the lock held, until something happens or for `seconds`. Whoever can wait
+        so long need not wake it."""
         self._looks_at = math.inf if seconds is None else self._scheduler.now() + seconds
         self._changed.wait(seconds)
         self._looks_at = 0.0
@@ -331,7 +337,8 @@ class Gates:
             self._failed(gate._stream, e)
 
     def _lost(self, heads: list[GpuGate]) -> list[GpuGate]:
-        """Gates on a device that has failed: nothing will reach them, and whoever waits must find out by trying."""
+        """Gates on a device that has failed: nothing will reach them, and whoever waits
+        must find out by trying."""
         lost: set[int] = set()
         for device in {gate._stream[1] for gate in heads}:
             try:

@@ -1,8 +1,8 @@
 """The runtime of real GPUs, `cuda` and `hip`: one class over an adapter to a vendor's own bindings.
 
-What runs on an NVIDIA card is the code that runs on AMD's; cuda.py and hip.py hold what differs, quirks.py what is known
-to behave otherwise. Neither vendor's runtime survives a fork: the child is told so at its first call, and giving things
-back there does nothing. At interpreter exit every gate is opened.
+What runs on an NVIDIA card is the code that runs on AMD's; cuda.py and hip.py hold what differs, quirks.py
+what is known to behave otherwise. Neither vendor's runtime survives a fork: the child is told so at its first
+call, and giving things back there does nothing. At interpreter exit every gate is opened.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class GpuRuntime(
             self._adapter.disable_peer(peer)
 
     def last_error(self) -> int:
-        """Kept here: the vendor's own is reset after each failure, so that other libraries do not stumble over ours."""
+        """Kept here: the vendor's own is reset after each failure, so that other libraries
+        do not stumble over ours."""
         code = self.peek_last_error()
         self._local.last_error = 0
         return code
@@ -142,7 +143,8 @@ class _Forked:
 
     def refuse(self) -> NoReturn:
         raise UnavailableError(
-            f"{self._name}: unavailable, because this process was forked from one that used the GPU already, and the "
+            f"{self._name}: unavailable, because this process was forked from one that used the GPU "
+            "already, and the "
             "GPU's runtime does not survive that: start processes with the spawn or forkserver method"
         )
 

@@ -1,9 +1,9 @@
 """HIP: loading AMD's bindings, and what differs from CUDA. Everything else is the table and GpuRuntime.
 
-The bindings open `libamdhip64.so` at their first call and answer with a RuntimeError that says "dlopen" where it is not
-there, or "dlsym" where an old library lacks a function. A process must have one HIP runtime: PyTorch on ROCm brings its
-own, so a library that is already mapped is the one the bindings are made to open. hip-python-interop is never imported: it
-overwrites NVIDIA's packages.
+The bindings open `libamdhip64.so` at their first call and answer with a RuntimeError that says "dlopen" where
+it is not there, or "dlsym" where an old library lacks a function. A process must have one HIP runtime:
+PyTorch on ROCm brings its own, so a library that is already mapped is the one the bindings are made to open.
+hip-python-interop is never imported: it overwrites NVIDIA's packages.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ class HipAdapter(Adapter):
         return ctypes.cast(trampoline, ctypes.c_void_p).value
 
     def register_flags(self, *, read_only: bool) -> int:
-        """HIP has no flag for memory that may only be read: a read-only mapping is refused by the kernel driver."""
+        """HIP has no flag for memory that may only be read: a read-only mapping is
+        refused by the kernel driver."""
         return table.REGISTER_PORTABLE
 
     def direct(self) -> DirectIO:
@@ -244,7 +245,8 @@ _patching = threading.Lock()
 
 @contextlib.contextmanager
 def _opening(paths: Any, mapped: str | None) -> Iterator[None]:
-    """Have the bindings open the library that is mapped already, if there is one: they look it up at their first call."""
+    """Have the bindings open the library that is mapped already, if there is one: they look
+    it up at their first call."""
     if mapped is None:
         yield
         return
@@ -266,7 +268,8 @@ def _why_not_loaded(error: str, versioned: list[str]) -> str:
         names = " and ".join(sorted({_soname(path) for path in versioned}))
         folder = os.path.dirname(versioned[0])
         return (
-            f"the HIP runtime is found, but only as {names}, which the bindings do not open: install the package with "
+            f"the HIP runtime is found, but only as {names}, which the bindings do not open: install the "
+            "package with "
             f"{LIBRARY}, or set ROCM_PATH to a folder whose lib/{LIBRARY} links to it (it is in {folder})"
         )
     if "dlopen" in error and "cannot open shared object file" in error:

@@ -1,7 +1,8 @@
 """Host functions in a GPU's streams, and the errors that they leave behind (HIP rules 39-45, 78).
 
-One ctypes callback serves all of them for the life of the process; the vendor hands it a number that finds the Python
-function. The vendor's thread has to take the GIL for it, so nothing may hold the GIL while it waits for a stream.
+One ctypes callback serves all of them for the life of the process; the vendor hands it a number that
+finds the Python function. The vendor's thread has to take the GIL for it, so nothing may hold the GIL
+while it waits for a stream.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ StreamKey = tuple[int, int, int]
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 EXIT_PATIENCE = 5.0
-"""Seconds that interpreter exit waits for host functions that are still to run: they cannot run without Python."""
+"""Seconds that interpreter exit waits for host functions that are still to run: they
+cannot run without Python."""
 
 
 class _Call(NamedTuple):

@@ -56,7 +56,8 @@ class GpuMemory(GpuCore):
 
     @api
     def alloc_pinned(self, nbytes: int) -> int:
-        """Usable from every device; the vendors align small allocations less, so a page is asked for at least."""
+        """Usable from every device; the vendors align small allocations less, so a
+        page is asked for at least."""
         if _nothing_to_allocate("alloc_pinned", nbytes):
             return 0
         flags = table.HOST_PORTABLE | table.HOST_MAPPED
@@ -71,8 +72,8 @@ class GpuMemory(GpuCore):
             return address
 
     def alloc_bounce(self, nbytes: int) -> int:
-        """Huge pages of our own, registered, where that takes less time than allocating (half of it on CUDA: benchmarks/README.md).
-        Raises as `alloc_pinned`."""
+        """Huge pages of our own, registered, where that takes less time than allocating (half of it on CUDA:
+        benchmarks/README.md). Raises as `alloc_pinned`."""
         if not self._registers_faster:
             return self.alloc_pinned(nbytes)
         whole = libc.round_up(nbytes, libc.HUGE_PAGE)
@@ -90,8 +91,8 @@ class GpuMemory(GpuCore):
                 self._registers_faster = False  # and would be refused for each slot
             return self.alloc_pinned(nbytes)
         except BaseException:
-            # An interrupt may have come behind the registration: an address that the vendor takes for pinned must not become
-            # somebody else's.
+            # An interrupt may have come behind the registration: an address that the vendor takes for pinned
+            # must not become somebody else's.
             if self._is_unregistered(address):
                 libc.unmap(address, whole)
             raise
@@ -190,7 +191,8 @@ class GpuMemory(GpuCore):
                     copy_async(dst, src, nbytes, direction, stream)
 
     def copy_calls(self, device: int) -> AbstractContextManager[CopyCalls]:
-        """Straight to the bindings with `device` current: no look-ups, and no host functions' errors are asked for."""
+        """Straight to the bindings with `device` current: no look-ups, and no host
+        functions' errors are asked for."""
         calls = self._calls
         if calls is None:
             copy, direction = self._adapter.copy_async, self._kinds[int(CopyKind.DEFAULT)]
@@ -259,7 +261,8 @@ class _naming:  # noqa: N801 - read as a preposition
 
 
 def _at_once(batch: CopyMany | None, plain: CopyMany) -> CopyMany:
-    """`batch`, and `plain` from the first time on that this driver has no such thing, or refuses what `plain` does."""
+    """`batch`, and `plain` from the first time on that this driver has no such thing, or
+    refuses what `plain` does."""
     if batch is None:
         return plain
     known: list[CopyMany] = [batch]

@@ -1,7 +1,7 @@
 """What the vendors' runtimes are known to do otherwise than the rules say: data, no code of the product.
 
-A conformance class on real hardware takes away the tests that a row names, and nothing else. `versions` says for which
-releases it is known; "" means all.
+A conformance class on real hardware takes away the tests that a row names, and nothing else. `versions` says
+for which releases it is known; "" means all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from nobounce.records import record
 
 @record
 class Quirk:
-    """`tests` are names of conformance tests that do not hold; none where the rules are kept by other means."""
+    """`tests` are names of conformance tests that do not hold; none where the rules
+    are kept by other means."""
 
     runtime: str
     rule: str
@@ -24,13 +25,15 @@ QUIRKS = (
     Quirk(
         "cuda",
         "14",
-        "A handle that is no stream is undefined behaviour (it crashes): the runtime cannot check callers' own streams.",
+        "A handle that is no stream is undefined behaviour (it crashes): the runtime cannot check callers' "
+        "own streams.",
         tests=("test_rule_14_a_destroyed_stream_is_always_refused",),
     ),
     Quirk(
         "cuda",
         "65",
-        "With unified addressing the direction of a copy is taken from the pointers; a kind that contradicts them passes.",
+        "With unified addressing the direction of a copy is taken from the pointers; a kind that "
+        "contradicts them passes.",
         tests=("test_rule_65_a_kind_that_contradicts_is_refused",),
     ),
     Quirk(
@@ -42,14 +45,16 @@ QUIRKS = (
     Quirk(
         "cuda",
         "gates",
-        "Streams share 8 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, up to 32): the gate of a ninth stream is reached when "
+        "Streams share 8 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, up to 32): the gate of a ninth "
+        "stream is reached when "
         "one of the eight is opened. Copies on streams that only copy are not held up.",
         tests=("test_many_gates_and_streams_at_once",),
     ),
     Quirk(
         "cuda",
         "gates",
-        "Making a stream may wait for closed gates, and copies of other threads wait for it: make streams before transfers are "
+        "Making a stream may wait for closed gates, and copies of other threads wait for it: make streams "
+        "before transfers are "
         "queued. The bounce ring makes its own before its first gate.",
     ),
     Quirk(
@@ -68,7 +73,8 @@ QUIRKS = (
     Quirk(
         "hip",
         "88",
-        "The bindings' hipThreadExchangeStreamCaptureMode takes no mode: the runtime asks the library for the function.",
+        "The bindings' hipThreadExchangeStreamCaptureMode takes no mode: the runtime asks the library for "
+        "the function.",
     ),
     Quirk("hip", "symbols", "hipGetProcAddress, hence direct I/O, came with 6.2.", versions="-6.1"),
     Quirk(

@@ -1,7 +1,7 @@
 """Streams, events, host functions and gates of the GPU runtime.
 
-A handle that was not made here is a caller's own stream and is passed on as it is: neither CUDA nor HIP since 7.0 can say
-whether it is one (HIP rule 14). Events are always made here.
+A handle that was not made here is a caller's own stream and is passed on as it is: neither CUDA nor HIP since
+7.0 can say whether it is one (HIP rule 14). Events are always made here.
 """
 
 from __future__ import annotations

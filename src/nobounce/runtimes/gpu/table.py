@@ -1,8 +1,9 @@
-"""The adapter table: one row per operation, with the function of NVIDIA's and of AMD's own bindings that does it.
+"""The adapter table: one row per operation, with the function of NVIDIA's and of AMD's
+own bindings that does it.
 
-Both families take the same arguments in the same order and return a tuple `(status, out...)`; where HIP wants more
-arguments they stand in `hip_extra`. Pointers, streams and events go in as integers and come out as objects with
-`__int__` (None for NULL). tests/unit/gpu checks every row against the installed bindings.
+Both families take the same arguments in the same order and return a tuple `(status, out...)`; where HIP wants
+more arguments they stand in `hip_extra`. Pointers, streams and events go in as integers and come out as
+objects with `__int__` (None for NULL). tests/unit/gpu checks every row against the installed bindings.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Argument = Literal[
     "text",
     "list",
 ]
-"""`kind` is the vendor's enum of copy directions, `attribute` its enum of device attributes, `status` of its statuses."""
+"""`kind` is the vendor's enum of copy directions, `attribute` its enum of device attributes,
+`status` of its statuses."""
 
 Result = Literal["address", "handle", "number", "seconds", "text", "object"]
 """What comes out: integers, a float, a C string, or something the adapter takes apart itself."""
@@ -34,7 +36,8 @@ U64 = (1 << 64) - 1
 
 @record
 class Row:
-    """`cuda` is "module:function" in cuda.bindings, `hip` a function of rocm.bindings.hip; "" where there is none.
+    """`cuda` is "module:function" in cuda.bindings, `hip` a function of
+    rocm.bindings.hip; "" where there is none.
 
     `asks` marks a query: NotReady is an answer (False), not an error (HIP rules 5, 27).
     """

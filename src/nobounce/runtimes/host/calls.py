@@ -1,4 +1,5 @@
-"""What every public call of a host runtime does around its work: refuse re-entry, keep the thread's last error."""
+"""What every public call of a host runtime does around its work: refuse re-entry, keep
+the thread's last error."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ S = TypeVar("S", bound=_HasLocal)
 
 
 def api(call: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Refuse calls from host functions (HIP rule 41) and note failures as this thread's last error (rules 73-79)."""
+    """Refuse calls from host functions (HIP rule 41) and note failures as this thread's
+    last error (rules 73-79)."""
 
     @functools.wraps(call)
     def checked(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,8 @@
 """Copies and fills of the host runtimes: who blocks the host, as HIP rules 46-72 say.
 
-What the rules leave to timing is taken at its strictest: nothing returns later than its rule allows, overlaps and kinds
-that contradict their pointers are refused, and a pageable source is consumed before its call returns.
+What the rules leave to timing is taken at its strictest: nothing returns later than its rule allows,
+overlaps and kinds that contradict their pointers are refused, and a pageable source is consumed
+before its call returns.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class HostCopies(HostCore):
 
     @api
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind = CopyKind.DEFAULT) -> None:
-        """On the null stream of the device whose memory it is (case C98), not of the thread's current device."""
+        """On the null stream of the device whose memory it is (case C98), not of the
+        thread's current device."""
         move = self._checked("copy", dst, src, nbytes, kind)
         if move is not None:
             self._copy_on_null(move, "copy")
@@ -159,7 +161,8 @@ class HostCopies(HostCore):
     # validation
 
     def _checked(self, call: str, dst: int, src: int, nbytes: int, kind: int) -> Move | None:
-        """The copy, or None where there is nothing to do. Size 0 is fine whatever the pointers are (HIP rule 62)."""
+        """The copy, or None where there is nothing to do. Size 0 is fine whatever the
+        pointers are (HIP rule 62)."""
         if nbytes == 0:
             return None
         if nbytes < 0:

@@ -19,7 +19,8 @@ from nobounce.runtimes.host.streams import Executor
 _handles = itertools.count(0x1000, 0x10)
 
 INLINE_NBYTES = 64 << 10
-"""An op up to this size runs on the submitting thread of `cpu` where nothing is before it: handing it over costs more."""
+"""An op up to this size runs on the submitting thread of `cpu` where nothing is before it:
+handing it over costs more."""
 
 
 class HostEvent:
@@ -127,7 +128,8 @@ class HostCore(Runtime):
     # addresses
 
     def _spot(self, address: int, nbytes: int, call: str) -> Spot:
-        """Raises InvalidValue for null, freed device memory, and a range past its allocation (HIP rules 63, 66)."""
+        """Raises InvalidValue for null, freed device memory, and a range past its
+        allocation (HIP rules 63, 66)."""
         if address <= 0:
             raise invalid_value(call, "null pointer")
         found = self._map.find(address)

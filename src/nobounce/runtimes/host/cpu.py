@@ -1,7 +1,7 @@
 """The runtime `cpu`: host memory as device memory, for machines without a GPU.
 
-Device memory is private anonymous memory on huge pages that the host reads and writes in place. The direct path is
-O_DIRECT straight into it: no P2P, but no page cache and no relay either.
+Device memory is private anonymous memory on huge pages that the host reads and writes in place. The direct
+path is O_DIRECT straight into it: no P2P, but no page cache and no relay either.
 """
 
 from __future__ import annotations

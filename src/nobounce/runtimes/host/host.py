@@ -1,8 +1,9 @@
-"""The runtime that `cpu` and `sim` share: streams and events of host_order, copies of host_copies, and memory.
+"""The runtime that `cpu` and `sim` share: streams and events of host_order, copies of
+host_copies, and memory.
 
-At interpreter exit every gate is opened, and memory is no longer given back: the workers that might still use it end
-with the process. In a forked child the memory is there, work that was pending in the parent is reported as lost to
-whoever synchronises next, and everything can be used again.
+At interpreter exit every gate is opened, and memory is no longer given back: the workers that might still use
+it end with the process. In a forked child the memory is there, work that was pending in the parent is
+reported as lost to whoever synchronises next, and everything can be used again.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class HostRuntime(
 
     @api
     def free(self, address: int) -> None:
-        """Memory of `alloc_async` is freed without waiting, once what there is to do now is done (HIP rule 118)."""
+        """Memory of `alloc_async` is freed without waiting, once what there is to do
+        now is done (HIP rule 118)."""
         if address == 0:
             return
         found = self._owned("free", address)

@@ -1,8 +1,9 @@
 """Where the host runtimes' memory lies, and which allocation an address belongs to.
 
-`cpu` gives out memory the host can use as it is. `sim` gives out addresses from ranges that are mapped PROT_NONE, as a
-discrete GPU's are for the host: what is stored lies elsewhere, and host code that cheats crashes at once. Freed
-addresses are not given out again soon, so that a use after free is an error and not a surprise.
+`cpu` gives out memory the host can use as it is. `sim` gives out addresses from ranges that are mapped
+PROT_NONE, as a discrete GPU's are for the host: what is stored lies elsewhere, and host code that
+cheats crashes at once. Freed addresses are not given out again soon, so that a use after free is an
+error and not a surprise.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _CHUNKS_BEFORE_REUSE = 16
 
 @record(frozen=False)
 class Allocation:
-    """One allocation. `backing` is where its bytes lie for the host; `mapped` bytes are to be unmapped there."""
+    """One allocation. `backing` is where its bytes lie for the host; `mapped` bytes
+    are to be unmapped there."""
 
     base: int
     nbytes: int
@@ -100,7 +102,8 @@ class AllocationMap:
         at_exit: Callable[[], bool] = sys.is_finalizing,
         unmap: Callable[[int, int], None] = libc.unmap,
     ) -> None:
-        """What nobody freed goes with the runtime. At exit it stays: threads that end with the process may write to it."""
+        """What nobody freed goes with the runtime. At exit it stays: threads that end with the
+        process may write to it."""
         if not at_exit():
             for allocation in getattr(self, "_view", ((), ()))[1]:
                 if allocation.mapped:
@@ -115,7 +118,8 @@ class HostSpace:
         mapped = libc.round_up(nbytes, libc.PAGE)
         if nbytes > host_memory_nbytes():
             raise OutOfMemoryError(
-                f"{nbytes} bytes of {kind.value} memory asked for, this process may have {host_memory_nbytes()} "
+                f"{nbytes} bytes of {kind.value} memory asked for, this process may have "
+                f"{host_memory_nbytes()} "
                 f"({this_machine().memory_from})"
             )
         try:
@@ -162,7 +166,8 @@ class DeviceSpace(HostSpace):
         except OSError as e:
             super().release(found)
             raise OutOfMemoryError(
-                f"{nbytes} bytes of device memory: sim takes addresses in ranges of {_CHUNK >> 30} GiB: mmap: {_why(e)}"
+                f"{nbytes} bytes of device memory: sim takes addresses in ranges of {_CHUNK >> 30} GiB: "
+                f"mmap: {_why(e)}"
             ) from e
         return found
 
@@ -206,11 +211,15 @@ class DeviceSpace(HostSpace):
 
 
 def _why(error: OSError) -> str:
-    """What mmap answered, with the limit on addresses where this process has one: the machine may have memory to spare."""
+    """What mmap answered, with the limit on addresses where this process has one: the machine
+    may have memory to spare."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if error.errno != errno.ENOMEM or limit == resource.RLIM_INFINITY:
         return str(error.strerror)
-    return f"{error.strerror}: `ulimit -v` allows this process {limit} bytes of addresses: raise it, or choose `ulimit -v unlimited`"
+    return (
+        f"{error.strerror}: `ulimit -v` allows this process {limit} bytes of addresses: raise it, or choose "
+        "`ulimit -v unlimited`"
+    )
 
 
 def host_memory_nbytes() -> int:

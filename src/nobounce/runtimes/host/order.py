@@ -23,7 +23,8 @@ class HostOrder(HostCore):
 
     @api
     def stream_create(self, device: int, *, nonblocking: bool = True, priority: int = 0) -> int:
-        """Priorities out of range are clamped (HIP rule 8); a flag that is neither true nor false is refused (rule 9)."""
+        """Priorities out of range are clamped (HIP rule 8); a flag that is neither true nor
+        false is refused (rule 9)."""
         where = self._device(device, "stream_create")
         if nonblocking not in (True, False):
             raise invalid_value("stream_create", f"unknown flag {nonblocking!r}")
@@ -75,7 +76,8 @@ class HostOrder(HostCore):
 
     @api
     def stream_wait_event(self, stream: int, event: int, flags: int = 0) -> None:
-        """Later ops wait for the event's snapshot; no dependency on the null stream comes with it (HIP rules 22, 35)."""
+        """Later ops wait for the event's snapshot; no dependency on the null stream comes
+        with it (HIP rules 22, 35)."""
         s = self._stream(stream, "stream_wait_event")
         e = self._event(event, "stream_wait_event")
         if flags not in (_WAIT_DEFAULT, _WAIT_EXTERNAL):
@@ -183,7 +185,8 @@ class HostOrder(HostCore):
 
     @api
     def event_elapsed(self, start: int, end: int) -> float:
-        """Refuses events without timing, not recorded, of two devices (HIP rule 28); NotReady while one is pending."""
+        """Refuses events without timing, not recorded, of two devices (HIP rule 28);
+        NotReady while one is pending."""
         a, b = self._event(start, "event_elapsed"), self._event(end, "event_elapsed")
         if a.device is not b.device:
             raise DeviceError(

@@ -1,8 +1,8 @@
 """The runtime `sim`: a simulated discrete GPU with several devices.
 
-Its memory is reached by runtime calls alone, its rules are HIP's at their strictest, and faults come on demand
-(`nobounce.testing.faults`). Use before the allocation's place in stream order is an error here (HIP rule 113), as is
-any use of freed memory. Code that is right on `sim` is right on HIP and CUDA.
+Its memory is reached by runtime calls alone, its rules are HIP's at their strictest, and faults come on
+demand (`nobounce.testing.faults`). Use before the allocation's place in stream order is an error here (HIP
+rule 113), as is any use of freed memory. Code that is right on `sim` is right on HIP and CUDA.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class SimDirect(DirectIO):
         return self._counts[device][0], self._counts[device][1]
 
     def _begin(self, op: str, device: int, address: int, nbytes: int) -> tuple[int, int]:
-        """Where the bytes are, and how many of them the call will admit to: a short one is still aligned for the kernel."""
+        """Where the bytes are, and how many of them the call will admit to: a short one is
+        still aligned for the kernel."""
         runtime = self._runtime
         d = runtime._device(device, op)
         spot = runtime._spot(address, nbytes, op)
@@ -89,7 +90,8 @@ class SimDirect(DirectIO):
 
 
 class SimRuntime(HostRuntime):
-    """`devices` simulated GPUs (NOBOUNCE_SIM_DEVICES by default) with `memory_nbytes` each (the machine's, by default)."""
+    """`devices` simulated GPUs (NOBOUNCE_SIM_DEVICES by default) with `memory_nbytes` each
+    (the machine's, by default)."""
 
     capabilities = Capabilities(
         managed=True, priorities=True, peers=True, host_register=True, stream_ordered_alloc=True
@@ -126,7 +128,8 @@ class SimRuntime(HostRuntime):
         return self._direct
 
     def lose(self, device: int) -> None:
-        """Every later call on the device fails, as after a fault that costs a GPU its context (HIP rule 78)."""
+        """Every later call on the device fails, as after a fault that costs a GPU
+        its context (HIP rule 78)."""
         self._devices[device].lost = True
 
     def revive(self, device: int) -> None:
@@ -184,7 +187,8 @@ class SimRuntime(HostRuntime):
             used = sum(a.nbytes for a in self._map.all() if a.kind is kind and a.device == device)
             if used + nbytes > self._memory_nbytes:
                 raise OutOfMemoryError(
-                    f"{call}: {nbytes} bytes on sim:{device}, {self._memory_nbytes - used} of {self._memory_nbytes} free"
+                    f"{call}: {nbytes} bytes on sim:{device}, {self._memory_nbytes - used} of "
+                    f"{self._memory_nbytes} free"
                 )
         return super()._allocate(call, device, nbytes, kind, order=order)
 

@@ -1,9 +1,9 @@
 """Stream order for the host runtimes: a graph of ops, run by a few workers.
 
-An op waits for the op before it in its stream, for the legacy null stream where HIP rules 15 and 16 say so, and for what
-a wait names. An op whose last dependency ends is handed to a worker; a stream that waits holds no thread, so thousands
-of streams cost nothing. Markers (event records, waits) end as soon as what they stand behind has ended, on the thread
-that ended it, which is when their time is taken (HIP rule 29).
+An op waits for the op before it in its stream, for the legacy null stream where HIP rules 15 and 16 say so,
+and for what a wait names. An op whose last dependency ends is handed to a worker; a stream that waits holds
+no thread, so thousands of streams cost nothing. Markers (event records, waits) end as soon as what they stand
+behind has ended, on the thread that ended it, which is when their time is taken (HIP rule 29).
 
 One lock guards the graph and is never held while an op runs.
 """
@@ -44,7 +44,8 @@ class HostGate(Gate):
 
 
 class Executor:
-    """The graph of one runtime. `inline` lets a submitter run small ops itself where nothing is before them."""
+    """The graph of one runtime. `inline` lets a submitter run small ops itself where
+    nothing is before them."""
 
     def __init__(self, scheduler: Scheduler, name: str, *, inline: bool, tickets: bool) -> None:
         self.scheduler, self.name, self.inline = scheduler, name, inline
@@ -73,11 +74,12 @@ class Executor:
         frees: Ordered | None = None,
         call: str = "",
     ) -> Op:
-        """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline` lets this thread run it now.
+        """Queue `work` on `stream`, after the ops `after` too; never waits, unless `inline`
+        lets this thread run it now.
 
-        `implicit` adds the dependencies on the legacy null stream. `allocates`, `touches` and `frees`
-        name stream-ordered memory, whose order is checked where there are tickets. An op that `signals` tells the host
-        that all before it has happened.
+        `implicit` adds the dependencies on the legacy null stream. `allocates`, `touches` and `frees` name
+        stream-ordered memory, whose order is checked where there are tickets. An op that `signals` tells the
+        host that all before it has happened.
         """
         if gate is None and (inline or work is None):
             now = self.run_now(stream, work, after=after, implicit=implicit, timed=timed)
@@ -136,7 +138,8 @@ class Executor:
     ) -> Op | None:
         """Run `work` on this thread if nothing is before it; None, and nothing happens, if something is.
 
-        The op never enters the graph: nothing can come to stand behind it before this returns. So an interrupt leaves nothing.
+        The op never enters the graph: nothing can come to stand behind it before this returns. So an
+        interrupt leaves nothing.
         """
         if not self.inline:
             return None
@@ -238,7 +241,8 @@ class Executor:
             self.scheduler.keep(lambda: self._drain(stream, generation))
 
     def _help(self) -> None:
-        """Serve streams for which no thread could be started; not in a host function, to which the runtime is closed."""
+        """Serve streams for which no thread could be started; not in a host function, to
+        which the runtime is closed."""
         if not getattr(inside, "host_call", False):
             self.scheduler.help()
 
@@ -383,7 +387,8 @@ class Executor:
             gate.open()
 
     def restart(self, devices: Iterable[HostDevice]) -> None:
-        """In a forked child: nothing of the parent's pending work will run here, and whoever syncs is told so."""
+        """In a forked child: nothing of the parent's pending work will run here, and
+        whoever syncs is told so."""
         self._generation += 1
         self.lock = self.scheduler.lock()
         self._idle = []

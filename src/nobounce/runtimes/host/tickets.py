@@ -1,8 +1,9 @@
 """Whether stream-ordered memory is used in order (HIP rule 113), which a GPU leaves to chance.
 
-Each allocation, and each stream's latest use of one, is a ticket. A ticket travels with order: along a stream, through
-events, and by the rules of the null stream. An op that uses the memory must have the allocation's ticket; one that frees
-it must have those of all uses. Once the host has waited for a ticket it needs no watching any more.
+Each allocation, and each stream's latest use of one, is a ticket. A ticket travels with order: along a
+stream, through events, and by the rules of the null stream. An op that uses the memory must have the
+allocation's ticket; one that frees it must have those of all uses. Once the host has waited for a ticket it
+needs no watching any more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Tickets:
         touches: Collection[Ordered],
         frees: Ordered | None,
     ) -> None:
-        """Take an op's place in `stream`. Raises DeviceError, and changes nothing, when the order does not allow it."""
+        """Take an op's place in `stream`. Raises DeviceError, and changes nothing, when the
+        order does not allow it."""
         seen = self._seen(stream, after, implicit)
         for memory in touches if frees is None else (*touches, frees):
             if memory.ticket in self.live and memory.ticket not in seen:
