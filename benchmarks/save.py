@@ -186,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nbytes", type=int, default=GIB, help="bytes of the tensors, about")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="cpu", help="where the tensors are")
+    parser.add_argument("--checksums", action="store_true", help="race nobounce with checksums too")
     parser.add_argument("--quick", action="store_true", help="16 MiB, two rounds, no floors")
     parser.add_argument(
         "--json", nargs="?", const="-", help="write every sample to OUT, or to standard output"
@@ -206,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"file      {given.shape}: {len(table)} tensors, {total:,} bytes on {given.device}; route: fastpath"
             f" {receipt.fastpath_bytes / receipt.nbytes:.4f} ({receipt.evidence})\n"
         )
-        samples = race(contestants(tensors, total, False), path, rounds)
+        samples = race(contestants(tensors, total, given.checksums), path, rounds)
     except (Refused, OSError) as e:
         print(f"save: {e}", file=sys.stderr)
         return 2

@@ -298,6 +298,7 @@ for _name in (
     "pyright",
     "torch",
     "typer",
+    "xxhash",
 ):
     CAPABILITIES[_name] = _package(_name)
 

@@ -101,6 +101,10 @@ VERBS = {
     "hipify": Verb(("hipify", "old.py", "old.cu", "--json"), ("old.py", "old.cu"), json="stdout"),
     "compare": Verb(("compare", "data", "--rounds", "1", "-d", "cpu", "--json"), json="stdout"),
     "compare writing": Verb(("compare", "data", "--rounds", "1", "-d", "cpu", "--write"), ()),
+    "verify": Verb(("verify", "model", "--json"), codes=(0, 1, 3), json="stdout"),
+    "verify record": Verb(
+        ("verify", "m.safetensors", "--record", "--json"), ("m.safetensors.checksums.json",), json="stdout"
+    ),
 }
 SLOW = {"compare", "compare writing", "bench", "report measured"}
 """Verbs that start children or measure: fewer of their cases in a usual run."""

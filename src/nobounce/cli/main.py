@@ -24,6 +24,7 @@ from nobounce.cli import (
     streams,
     topology,
     trace,
+    verify,
 )
 from nobounce.cli.output import checked
 from nobounce.cli.usage import ProgramVerb, Verb, Verbs
@@ -50,6 +51,7 @@ app.command("report", cls=Verb)(report.command)
 app.command("stats", cls=ProgramVerb)(stats.command)
 app.command("topology", cls=Verb)(topology.command)
 app.command("trace", cls=ProgramVerb)(trace.command)
+app.command("verify", cls=Verb)(verify.command)
 
 
 def _version(show: bool) -> None:

@@ -31,6 +31,7 @@ LOOK_SECONDS = 0.1
 """How often one who waits looks for work that no thread could be started for."""
 
 Progress = Callable[[str, int], None]
+Each = Callable[[int, Any], None]
 
 
 class _Lane:
@@ -40,6 +41,7 @@ class _Lane:
         self.stream = stream
         self.slot: Buffer | None = None
         self.view: Any = None
+        self.copy: Buffer | None = None
         self.writing: Transfer | None = None
 
 
@@ -70,8 +72,17 @@ class _Lanes:
 class FileWriter:
     """Writes pieces to one file. A context manager: leaving it by an error cancels what has not begun and waits for the rest."""
 
-    def __init__(self, file: File, pieces: Sequence[Piece], grain: int, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        file: File,
+        pieces: Sequence[Piece],
+        grain: int,
+        progress: Progress | None,
+        each: Each | None = None,
+    ) -> None:
+        """`each` is called with all bytes in the order of the file, (file_offset, array of the host), before they are written."""
         self._file, self._pieces, self._grain, self._progress = file, pieces, grain, progress
+        self._each = each
         self._stack = contextlib.ExitStack()
         self._lanes: dict[str, _Lanes] = {}
         self._fetched: tuple[Source, Buffer] | None = None
@@ -109,14 +120,13 @@ class FileWriter:
             self._fetched = None
             self._stack.close()
 
-    def write(self, each: Callable[[Piece, Any], None] | None = None) -> None:
-        """Write all pieces. `each` is called with every piece before it is written, and with the host's array of its bytes, or None
-        where a device has them. Raises TransferError, RouteError, OutOfMemoryError, DeviceError."""
+    def write(self) -> None:
+        """Write all pieces. Raises TransferError, RouteError, OutOfMemoryError, DeviceError."""
         for piece in self._pieces:
             lanes = self._lanes[piece.parts[0].source.device.name]
             lane = lanes.take()
             self._settle(lane)
-            self._begin(lane, piece, each)
+            self._begin(lane, piece)
             if lane.writing is not None:
                 lane.writing.add_done_callback(functools.partial(lanes.give_back, lane))
         for lanes in self._lanes.values():
@@ -129,9 +139,12 @@ class FileWriter:
             lane.slot = self._stack.enter_context(device.allocate(min(nbytes, PIECE) + self._grain))
             if lane.slot.is_host_accessible:
                 lane.view = lane.slot.numpy()
+        if self._each is not None and device.name != "cpu":
+            # Made now: pinning memory while a transfer waits in its stream may wait for that transfer.
+            lane.copy = self._stack.enter_context(device.allocate(PIECE, kind="pinned"))
         return lane
 
-    def _begin(self, lane: _Lane, piece: Piece, each: Callable[[Piece, Any], None] | None) -> None:
+    def _begin(self, lane: _Lane, piece: Piece) -> None:
         part, source = piece.parts[0], piece.parts[0].source
         if piece.straight:
             buffer, offset = self._buffer_of(source), part.start
@@ -142,8 +155,8 @@ class FileWriter:
             buffer, offset = lane.slot, piece.file_offset % self._grain
             data = None if lane.view is None else lane.view[offset : offset + piece.nbytes]
             self._gather(lane, piece.parts, offset)
-        if each is not None:
-            each(piece, data)
+        if self._each is not None:
+            self._tell(self._each, lane, piece.file_offset, data, span(buffer, offset, offset + piece.nbytes))
         lane.writing = self._file.write_async(
             buffer,
             stream=lane.stream,
@@ -151,6 +164,18 @@ class FileWriter:
             file_offset=piece.file_offset,
             buffer_offset=offset,
         )
+
+    def _tell(self, each: Each, lane: _Lane, file_offset: int, data: Any, memory: Buffer) -> None:
+        """Show the host what is about to be written: of a device, a copy made beside."""
+        if data is not None or lane.copy is None:
+            each(file_offset, data)
+            return
+        for start in range(0, memory.nbytes, lane.copy.nbytes):
+            stop = min(start + lane.copy.nbytes, memory.nbytes)
+            here = span(lane.copy, 0, stop - start)
+            here.copy_from(span(memory, start, stop), stream=lane.stream)
+            lane.stream.sync()
+            each(file_offset + start, here.view())
 
     def _gather(self, lane: _Lane, parts: Iterable[Part], at: int) -> None:
         for source, start, stop in parts:

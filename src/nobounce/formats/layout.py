@@ -15,7 +15,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from nobounce.errors import ArgumentError, FormatError
+from nobounce.errors import ArgumentError, FormatError, InternalError
+from nobounce.formats import checksums
 from nobounce.formats.header import HEADER_LIMIT, parse_header
 from nobounce.formats.sources import Source
 
@@ -59,6 +60,8 @@ class Layout(NamedTuple):
     header: bytes
     placed: tuple[Placed, ...]
     nbytes: int
+    sums: bool = False
+    """Whether the header has room for checksums."""
 
     @property
     def data_offset(self) -> int:
@@ -71,10 +74,13 @@ def order(found: Sequence[Source]) -> list[Source]:
     return sorted(found, key=lambda s: (s.nbytes % ALIGN != 0, -s.itemsize if s.nbytes % ALIGN else 0))
 
 
-def lay_out(found: Sequence[Source], metadata: Mapping[str, str], path: str) -> Layout:
-    """The layout of one file. Raises ArgumentError where no reader would open it: too long a header or metadata."""
+def lay_out(found: Sequence[Source], metadata: Mapping[str, str], path: str, *, sums: bool = False) -> Layout:
+    """The layout of one file; with `sums`, its header has room for checksums. Checksums among the metadata are another file's and left out.
+
+    Raises ArgumentError where no reader would open it: too long a header or metadata.
+    """
     placed, at = [], 0
-    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    entries: dict[str, object] = {}
     for source in order(found):
         end = at + source.nbytes
         entries[source.name] = {
@@ -84,19 +90,37 @@ def lay_out(found: Sequence[Source], metadata: Mapping[str, str], path: str) -> 
         }
         placed.append(Placed(source, at))
         at = end
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    raw = text + b" " * (-(8 + len(text)) % ALIGN)
-    if len(raw) > HEADER_LIMIT:
+    metadata = checksums.without(metadata)
+    header = _with_room(entries, metadata, at) if sums else _header(entries, metadata)
+    if len(header) - 8 > HEADER_LIMIT:
         raise ArgumentError(
-            f"the header would have {len(raw)} bytes, and no reader opens one of more than {HEADER_LIMIT}: save fewer tensors in a file"
+            f"the header would have {len(header) - 8} bytes, and no reader opens one of more than {HEADER_LIMIT}: "
+            f"save fewer tensors in a file"
         )
-    header = len(raw).to_bytes(8, "little") + raw
     nbytes = len(header) + at
     try:  # the reader's own judgement, before anything is written
-        parse_header(raw, path=path, file_nbytes=nbytes, data_offset=len(header))
+        parse_header(header[8:], path=path, file_nbytes=nbytes, data_offset=len(header))
     except FormatError as e:
         raise ArgumentError(f"such a file could not be read: {e}") from e
-    return Layout(header, tuple(placed), nbytes)
+    return Layout(header, tuple(placed), nbytes, sums)
+
+
+def _header(entries: Mapping[str, object], metadata: Mapping[str, str], more: int = 0) -> bytes:
+    """The bytes before the data section, `more` of them for nothing but their number."""
+    table = {"__metadata__": metadata, **entries} if metadata else entries
+    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    raw = text + b" " * (-(8 + len(text)) % ALIGN + more)
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def _with_room(entries: Mapping[str, object], metadata: Mapping[str, str], nbytes: int) -> bytes:
+    """A header with as many places for sums as the file has blocks, which depends on where the header ends."""
+    for more in range(0, 4 * ALIGN, ALIGN):
+        for blocks in range(nbytes // checksums.BLOCK, nbytes // checksums.BLOCK + 3):
+            header = _header(entries, {**checksums.reserved(blocks), **metadata}, more)
+            if checksums.count(len(header), len(header) + nbytes) == blocks:
+                return header
+    raise InternalError(f"no header for {nbytes} bytes has room for their checksums")
 
 
 def pieces(layout: Layout, grain: int) -> Iterator[Piece]:

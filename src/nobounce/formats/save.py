@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 
 from nobounce.errors import ArgumentError, FileError, clip, printable
+from nobounce.formats.checksums import digest
 from nobounce.formats.filewriter import Progress
 from nobounce.formats.layout import lay_out
 from nobounce.formats.nocollect import no_collection
@@ -26,6 +27,7 @@ def save(
     *,
     metadata: Mapping[str, str] | None = None,
     max_shard_nbytes: int | None = None,
+    checksums: bool = False,
     fsync: bool = True,
     progress: Progress | None = None,
 ) -> Receipt:
@@ -35,19 +37,24 @@ def save(
     buffer protocol, on any device and with any strides and byte order; bytes without a type are U8. `metadata` is kept in the header
     (transformers wants {"format": "pt"} there). With `max_shard_nbytes`, `path` is a folder, made if it is not there: files of at most
     so many bytes of tensors (one larger tensor has a file of its own), and an index that names them; else `path` is a file. With
+    `checksums`, the metadata gets XXH3-64 sums of all bytes, which `nobounce verify` checks; this needs the xxhash package. With
     `fsync`, data and names are on the disk when the call returns; without, a crash of the machine, not of the process, may lose them.
     `progress(backend, nbytes)` is called as bytes are written. The memory must not change meanwhile. A file that is replaced keeps its
     mode; a new one gets 0666 less the umask.
 
     Raises ArgumentError for a tensor that cannot be saved, by name (shared memory, a type that safetensors lacks, `__metadata__`),
     TypeError for a name that is no str or a value that is no memory; FileError for a path that cannot be written and for a full
-    disk; BusyError where another process saves into the folder; TransferError, OutOfMemoryError. After an error the old file, or the old
+    disk; BusyError where another process saves into the folder; TransferError, OutOfMemoryError; UnavailableError for checksums without xxhash. After an error the old file, or the old
     set, is as it was, and nothing else is left.
     """
     name = _path(path)
     texts = check_metadata(metadata)
+    if checksums:
+        digest(b"")  # an absent package is told before anything is written
     if max_shard_nbytes is not None:
-        return save_set(tensors, name, texts, max_shard_nbytes, fsync=fsync, progress=progress)
+        return save_set(
+            tensors, name, texts, max_shard_nbytes, sums=checksums, fsync=fsync, progress=progress
+        )
     if os.path.isdir(name):
         raise FileError.because(
             name,
@@ -55,7 +62,7 @@ def save(
             "is a folder: name a file in it, or give max_shard_nbytes= to write a set of files",
         )
     with no_collection():
-        layout = lay_out(sources(tensors), texts, name)
+        layout = lay_out(sources(tensors), texts, name, sums=checksums)
     return write_file(layout, name, fsync=fsync, progress=progress)
 
 

@@ -14,6 +14,7 @@ from nobounce import outfile
 from nobounce.clock import THREADS
 from nobounce.device import Device
 from nobounce.errors import FileError, TransferError, named_errors
+from nobounce.formats.checksums import Hasher, sealed
 from nobounce.formats.filewriter import FileWriter, Progress
 from nobounce.formats.layout import Layout, pieces
 from nobounce.formats.load import grain_of
@@ -54,11 +55,13 @@ def _write(file: File, layout: Layout, progress: Progress | None) -> list[Receip
     grain = grain_of(file)
     with no_collection():
         todo = list(pieces(layout, grain))
-    with FileWriter(file, todo, grain, progress) as writer:
+    hasher = Hasher(layout.data_offset) if layout.sums else None
+    with FileWriter(file, todo, grain, progress, hasher.update if hasher else None) as writer:
         writer.write()
         receipts = writer.receipts
+    header = sealed(layout.header, hasher.blocks()) if hasher else layout.header
     with Device("cpu").allocate(layout.data_offset) as memory:
-        memory.view()[:] = layout.header
+        memory.view()[:] = header
         return [*receipts, file.write(memory)]
 
 

@@ -56,6 +56,7 @@ def save_set(
     metadata: Mapping[str, str],
     max_shard_nbytes: int,
     *,
+    sums: bool,
     fsync: bool,
     progress: Progress | None,
 ) -> Receipt:
@@ -66,7 +67,7 @@ def save_set(
         raise ArgumentError(f"max_shard_nbytes {max_shard_nbytes} is not above 0")
     with no_collection():
         groups = split(sources(tensors), max_shard_nbytes)
-        shards = _named(groups, metadata, folder)
+        shards = _named(groups, metadata, folder, sums)
     index_path = os.path.join(folder, INDEX_NAME)
     index = _index_of(shards, index_path)
     with _folder(folder, fsync) as where:
@@ -103,12 +104,14 @@ def split(found: Sequence[Source], most: int) -> list[list[Source]]:
     return groups
 
 
-def _named(groups: Sequence[Sequence[Source]], metadata: Mapping[str, str], folder: str) -> list[_Shard]:
+def _named(
+    groups: Sequence[Sequence[Source]], metadata: Mapping[str, str], folder: str, sums: bool
+) -> list[_Shard]:
     generation, count = secrets.token_hex(4), len(groups)
     shards = []
     for number, group in enumerate(groups, 1):
         name = f"model-{generation}-{number:05d}-of-{count:05d}.safetensors"
-        shards.append(_Shard(name, lay_out(group, metadata, os.path.join(folder, name))))
+        shards.append(_Shard(name, lay_out(group, metadata, os.path.join(folder, name), sums=sums)))
     return shards
 
 

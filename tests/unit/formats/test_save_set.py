@@ -170,3 +170,11 @@ def test_a_set_needs_a_tensor_and_a_folder(tmp_path: Path) -> None:
             {"x": tensors()["a"], "y": (one := np.ones(9)), "z": one}, tmp_path / "m", max_shard_nbytes=1
         )
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_documentation_lists_every_code_of_verify() -> None:
+    from nobounce.formats.integrity import CODES
+
+    text = (Path(__file__).parents[3] / "docs" / "saving.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+)` \|", text, re.M))
+    assert listed == set(CODES)
