@@ -41,7 +41,8 @@ def _judged(examined: Examined) -> str:
     what = f"{examined.format}, {counted(examined.tensors, 'tensor')}, {examined.nbytes:,} bytes"
     if not examined.checksums:
         return f"{printable(examined.path)}: {what}; no checksums"
-    return f"{printable(examined.path)}: {what}; {counted(examined.blocks, 'block')} read, checksums in {' and '.join(examined.checksums)}"
+    read = f"{counted(examined.blocks, 'block')} read, checksums in {' and '.join(examined.checksums)}"
+    return f"{printable(examined.path)}: {what}; {read}"
 
 
 def command(
@@ -57,7 +58,10 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check structure, index, sizes and checksums of models: 0 all right, 1 something is wrong, 3 a file has no checksums."""
+    """Check structure, index, sizes and checksums of models.
+
+    Ends with 0 if all is right, 1 if something is wrong, 3 if a file has no checksums.
+    """
 
     def action() -> int:
         from nobounce.formats.integrity import verify
@@ -99,7 +103,8 @@ def command(
             say(f"{counted(len(problems), 'problem')} in {counted(len(reports), 'model')}")
         elif code == NO_CHECKSUMS:
             say(
-                "nothing is wrong, but without checksums no data was read; save(checksums=True) or --record makes them"
+                "nothing is wrong, but without checksums no data was read; "
+                "save(checksums=True) or --record makes them"
             )
         else:
             say("all right")
