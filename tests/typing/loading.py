@@ -18,6 +18,7 @@ nobounce.load("m", device=0)
 nobounce.load("m", device=nobounce.Device("cpu"))
 nobounce.load("m", device=torch.device("cuda", 1))
 nobounce.load("m", require="fastpath", cache="avoid", align=256, progress=lambda backend, nbytes: None)
+nobounce.load("m", framework="torch", shared_storage=True)
 
 model = nobounce.load("m.gguf", framework="torch")
 assert_type(model["w"], torch.Tensor)
@@ -50,7 +51,18 @@ assert_type(nobounce.Tensor.from_dlpack(np.empty(4)), nobounce.Tensor)
 nobounce.dequantize(tensor_here, "Q8_0")
 nobounce.dequantize(model["w"], "Q8_0")
 
+# Saving
+assert_type(nobounce.save({"w": torch.empty(4), "x": np.empty(4)}, "m.safetensors"), nobounce.Receipt)
+nobounce.save(model, Path("m"), metadata={"format": "pt"}, fsync=False)
+nobounce.save(nobounce.load("m"), "m", progress=lambda backend, nbytes: None)
+nobounce.save({"raw": b"bytes"}, "m")
+
+nobounce.save([torch.empty(4)], "m")  # wrong
+nobounce.save({"w": [1, 2]}, "m")  # wrong
+nobounce.save({"w": torch.empty(4)}, "m", metadata={"epoch": 1})  # wrong
+
 nobounce.load("m", framework="jax")  # wrong
+nobounce.load("m", framework="numpy", shared_storage=True)  # wrong
 nobounce.load("m", device=1.5)  # wrong
 nobounce.load("m", cache="always")  # wrong
 nobounce.load("m", require="direct")  # wrong
