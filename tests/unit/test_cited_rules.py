@@ -14,6 +14,7 @@ SOURCES = Path(nobounce.__file__).parent
 RULES = re.compile(r"\b[Rr]ules?\s+(\d+(?:\s*(?:,|to|and|-)\s*\d+)*)")
 ITEMS = re.compile(r"(?<![\w-])([A-J])-(\d+)(?: to (?:\1-)?(\d+))?(?![\w-])")
 CASES = re.compile(r"\b[Cc]ases? (C\d+(?:(?:, | and | to )C\d+)*)")
+NAMED = re.compile(r"def test_((?:C\d+_)+)")
 
 
 def spans(text: str) -> set[int]:
@@ -46,9 +47,23 @@ def listed() -> set[str]:
 def test_every_citation_resolves() -> None:
     pages = [p for p in SOURCES.glob("**/*.py") if "page" not in p.parts]
     pages += [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    pages += [p for folder in ("tests", "benchmarks", "examples") for p in ROOT.glob(f"{folder}/**/*.py")]
+    pages.remove(Path(__file__))
     known = listed()
-    assert len(pages) > 100
+    assert len(pages) > 500
     assert not {f"{page.name}: {name}" for page in pages for name in cited(page.read_text()) - known}
+
+
+def test_cases_that_name_a_test_are_listed() -> None:
+    known = listed()
+    found = {
+        (path.name, number)
+        for path in ROOT.glob("tests/**/test_*.py")
+        for names in NAMED.findall(path.read_text())
+        for number in re.findall(r"\d+", names)
+    }
+    assert len(found) > 50
+    assert not {(name, n) for name, n in found if not {f"C{n}", f"C-{n}"} & known}
 
 
 def test_no_rule_is_listed_twice() -> None:
