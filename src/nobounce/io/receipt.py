@@ -10,8 +10,8 @@ from nobounce.errors import errno_name, printable
 from nobounce.records import record, replace
 from nobounce.route.types import BackendName, Op, Reason
 
-Evidence = Literal["kernel", "reported", "inferred", "none"]
-_STRENGTH: dict[str, int] = {"none": 3, "kernel": 2, "reported": 1, "inferred": 0}
+Evidence = Literal["kernel", "reported", "none"]
+_STRENGTH: dict[str, int] = {"none": 2, "kernel": 1, "reported": 0}
 
 
 @record
@@ -44,8 +44,8 @@ class Receipt:
 
     `nbytes` moved of the `requested` bytes, without a gap from the first byte on. `evidence` says how the fastpath
     bytes are known: "kernel" where the I/O threads' own /proc counters moved by them while the page cache did not
-    grow (or the vendor's counters agree), "reported" where the call that moved them said so, "inferred" where neither
-    could be asked, "none" where no byte went direct. Times are seconds of the scheduler's monotonic clock.
+    grow (or the vendor's counters agree), "reported" where only the call that moved them says so, "none" where no byte went
+    direct. Times are seconds of the scheduler's monotonic clock.
     """
 
     op: Op
@@ -153,7 +153,6 @@ class Receipt:
 EVIDENCE_TEXT: dict[str, str] = {
     "kernel": "the kernel's own counters of the I/O threads agree, and the page cache did not grow",
     "reported": "the direct call reported the bytes; no independent counter confirms it",
-    "inferred": "the descriptor is O_DIRECT; nothing else could be asked",
     "none": "no byte went direct",
 }
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PAGE = 4096
 MOST_RETRIES = 64
 _OPS: tuple[Op, Op] = ("read", "write")
-_ORDER: tuple[Evidence, ...] = ("inferred", "reported", "kernel")
+_ORDER: tuple[Evidence, ...] = ("reported", "kernel")
 
 
 class _Sum:
