@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from math import prod
 from typing import Any
 
 from nobounce import dlpack
@@ -125,12 +126,7 @@ def _from_numpy(obj: Any) -> Buffer | None:
     if interface["typestr"][1] == "O" or getattr(getattr(obj, "dtype", None), "hasobject", False):
         raise ArgumentError("an array of Python objects has no bytes that could be moved")
     address, read_only = interface["data"]
-    shape, itemsize = tuple(interface["shape"]), _itemsize(interface["typestr"])
-    _check_strides(shape, interface.get("strides"), itemsize)
-    nbytes = itemsize
-    for dim in shape:
-        nbytes *= dim
-    return _over(address, nbytes, _cpu(), obj, read_only=bool(read_only))
+    return _over(address, _nbytes(interface), _cpu(), obj, read_only=bool(read_only))
 
 
 def _from_cuda_array(obj: Any) -> Buffer | None:
@@ -138,11 +134,7 @@ def _from_cuda_array(obj: Any) -> Buffer | None:
     if not isinstance(interface, dict):
         return None
     address, read_only = interface["data"]
-    shape, itemsize = tuple(interface["shape"]), _itemsize(interface["typestr"])
-    _check_strides(shape, interface.get("strides"), itemsize)
-    nbytes = itemsize
-    for dim in shape:
-        nbytes *= dim
+    nbytes = _nbytes(interface)
     runtime = registry.get(torch_runtime())
     ordinal = runtime.pointer_info(address).device if address else runtime.current_device()
     buffer = _over(address, nbytes, Device._of(runtime, ordinal or 0), obj, read_only=bool(read_only))
@@ -219,6 +211,13 @@ def _over(address: int, nbytes: int, device: Device, owner: object, *, read_only
 
 def _cpu() -> Device:
     return Device._of(registry.get("cpu"), 0)
+
+
+def _nbytes(interface: dict[str, Any]) -> int:
+    """Bytes of an array by either array interface. Raises ArgumentError where it is not C-contiguous."""
+    shape, itemsize = tuple(interface["shape"]), _itemsize(interface["typestr"])
+    _check_strides(shape, interface.get("strides"), itemsize)
+    return int(itemsize * prod(shape))
 
 
 def _itemsize(typestr: str) -> int:

@@ -54,13 +54,8 @@ class Cufile:
 
     def proposal(self, references: Sequence[tuple[cst.BaseExpression, Meaning]]) -> Proposal:
         out = Proposal(self._source)
-        for node, meaning in references:
-            rest = meaning.dotted.removeprefix(MODULE).removeprefix(".")
-            if meaning.rebound:
-                out.refuse(
-                    node, meaning.dotted, f"`{meaning.binding.name}` is bound to something else as well"
-                )
-            elif rest and rest not in INDEPENDENT:
+        for node, rest in out.within(MODULE, references):
+            if rest not in INDEPENDENT:
                 self._reference(out, node, rest)
         for slot in self._flow.found():
             if DESCR in slot.kinds():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import libcst as cst
 
 from nobounce.hipify.edits import Edit
 from nobounce.hipify.report import Left, Note
-from nobounce.hipify.source import Source
+from nobounce.hipify.source import Meaning, Source
 
 
 @dataclass(slots=True)
@@ -49,6 +49,19 @@ class Proposal:
 
     def refuse(self, node: cst.CSTNode, name: str, reason: str) -> None:
         self.problems.append(Left(self.source.line(node), name, reason))
+
+    def within(
+        self, module: str, references: Sequence[tuple[cst.BaseExpression, Meaning]]
+    ) -> Iterator[tuple[cst.BaseExpression, str]]:
+        """The references to something in `module`, and its name there; refuses what may mean more."""
+        for node, meaning in references:
+            rest = meaning.dotted.removeprefix(module).removeprefix(".")
+            if meaning.rebound:
+                self.refuse(
+                    node, meaning.dotted, f"`{meaning.binding.name}` is bound to something else as well"
+                )
+            elif rest:
+                yield node, rest
 
     def note(self, node: cst.CSTNode, text: str) -> None:
         self.notes.append(Note(self.source.line(node), text))

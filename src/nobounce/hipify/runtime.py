@@ -32,14 +32,9 @@ class Runtime:
 
     def proposal(self, references: Sequence[tuple[cst.BaseExpression, Meaning]]) -> Proposal:
         out = Proposal(self._source)
-        for node, meaning in references:
-            rest = meaning.dotted.removeprefix(MODULE).removeprefix(".")
-            if meaning.rebound:
-                out.refuse(
-                    node, meaning.dotted, f"`{meaning.binding.name}` is bound to something else as well"
-                )
-            elif rest and rest not in INDEPENDENT:
-                self._reference(out, node, meaning.dotted, rest)
+        for node, rest in out.within(MODULE, references):
+            if rest not in INDEPENDENT:
+                self._reference(out, node, f"{MODULE}.{rest}", rest)
         return out
 
     def _reference(self, out: Proposal, node: cst.BaseExpression, dotted: str, rest: str) -> None:
