@@ -287,6 +287,7 @@ for _name in (
     CAPABILITIES[_name] = _program(_name)
 for _name in (
     "gguf",
+    "importlinter",
     "ml_dtypes",
     "numpy",
     "opentelemetry",
@@ -296,6 +297,7 @@ for _name in (
     "libcst",
     "mypy",
     "pyright",
+    "ruff",
     "torch",
     "typer",
     "xxhash",
