@@ -101,6 +101,9 @@ VERBS = {
     "hipify": Verb(("hipify", "old.py", "old.cu", "--json"), ("old.py", "old.cu"), json="stdout"),
     "compare": Verb(("compare", "data", "--rounds", "1", "-d", "cpu", "--json"), json="stdout"),
     "compare writing": Verb(("compare", "data", "--rounds", "1", "-d", "cpu", "--write"), ()),
+    "convert": Verb(("convert", "model", "out.safetensors", "--json"), ("out.safetensors",), json="stdout"),
+    "convert set": Verb(("convert", "m.safetensors", "set", "--max-shard", "1KiB"), ("set",)),
+    "diff": Verb(("diff", "m.safetensors", "model", "--json"), codes=(0, 1, 3), json="stdout"),
     "verify": Verb(("verify", "model", "--json"), codes=(0, 1, 3), json="stdout"),
     "verify record": Verb(
         ("verify", "m.safetensors", "--record", "--json"), ("m.safetensors.checksums.json",), json="stdout"

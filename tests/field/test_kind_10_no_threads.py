@@ -25,6 +25,7 @@ VERBS: dict[str, list[str]] = {
     "trace": ["trace -o {folder}/t.json -- {python} {script}"],
     "report": ["trace -o {folder}/t.json -- {python} {script}", "report {folder}/t.json -o {folder}/t.html"],
     "compare": ["compare {model} --rounds 1 --size 4MiB -d sim:0"],
+    "convert": ["convert {model} {folder}/c", "diff {model} {folder}/c"],
     "verify": ["verify {model} --record", "verify {model}"],
     "bench": ["bench {folder} --size 4MiB --rounds 1 -d sim:0"],
 }

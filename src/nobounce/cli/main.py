@@ -12,7 +12,9 @@ from nobounce.cli import (
     children,
     compare,
     config,
+    convert,
     cp,
+    diff,
     ending,
     explain,
     hipify,
@@ -44,7 +46,9 @@ app.command("bench", cls=Verb)(bench.command)
 app.command("check", cls=Verb)(check.command)
 app.command("compare", cls=Verb)(compare.command)
 app.command("config", cls=Verb)(config.command)
+app.command("convert", cls=Verb)(convert.command)
 app.command("cp", cls=Verb)(cp.command)
+app.command("diff", cls=Verb)(diff.command)
 app.command("hipify", cls=Verb)(hipify.command)
 app.command("roundtrip", cls=Verb)(roundtrip.command)
 app.command("report", cls=Verb)(report.command)

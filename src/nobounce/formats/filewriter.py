@@ -86,6 +86,7 @@ class FileWriter:
         self._stack = contextlib.ExitStack()
         self._lanes: dict[str, _Lanes] = {}
         self._fetched: tuple[Source, Buffer] | None = None
+        self._made: tuple[Source, Any] | None = None
         self.receipts: list[Receipt] = []
 
     def __enter__(self) -> FileWriter:
@@ -117,7 +118,7 @@ class FileWriter:
                 for transfer in under_way:
                     transfer.exception()
         finally:
-            self._fetched = None
+            self._fetched = self._made = None
             self._stack.close()
 
     def write(self) -> None:
@@ -180,7 +181,11 @@ class FileWriter:
     def _gather(self, lane: _Lane, parts: Iterable[Part], at: int) -> None:
         for source, start, stop in parts:
             end = at + stop - start
-            if lane.view is not None:
+            if source.read is not None and lane.slot is not None:
+                source.read(lane.slot, at, start, stop)
+            elif source.make is not None:
+                lane.view[at:end] = self._made_of(source, source.make)[start:stop]
+            elif lane.view is not None:
                 fill(lane.view[at:end], source, start, stop)
             elif lane.slot is not None:
                 span(lane.slot, at, end).copy_from(
@@ -194,6 +199,13 @@ class FileWriter:
             self._fetched = None
             self._fetched = source, source.buffer()
         return self._fetched[1]
+
+    def _made_of(self, source: Source, make: Callable[[], Any]) -> Any:
+        """Its bytes, made once for all its pieces."""
+        if self._made is None or self._made[0] is not source:
+            self._made = None
+            self._made = source, make()
+        return self._made[1]
 
     def _settle(self, lane: _Lane) -> None:
         transfer, lane.writing = lane.writing, None

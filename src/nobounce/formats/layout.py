@@ -162,7 +162,7 @@ def pieces(layout: Layout, grain: int) -> Iterator[Piece]:
 def _straight(source: Source, file_offset: int, grain: int) -> tuple[int, int]:
     """The bytes of a tensor that can be written from where they are; an empty range behind its end where there are none."""
     none = source.nbytes, source.nbytes
-    if not source.contiguous or (source.start - file_offset) % grain:
+    if not source.contiguous or not source.in_memory or (source.start - file_offset) % grain:
         return none
     first = -file_offset % grain
     last = source.nbytes - (file_offset + source.nbytes) % grain

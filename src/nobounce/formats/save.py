@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from nobounce.errors import ArgumentError, FileError, clip, printable
 from nobounce.formats.checksums import digest
@@ -16,7 +16,7 @@ from nobounce.formats.layout import lay_out
 from nobounce.formats.nocollect import no_collection
 from nobounce.formats.savefile import write_file
 from nobounce.formats.saveset import save_set
-from nobounce.formats.sources import sources
+from nobounce.formats.sources import Source, sources
 from nobounce.io.receipt import Receipt
 from nobounce.protocols import BufferLike
 
@@ -44,26 +44,50 @@ def save(
 
     Raises ArgumentError for a tensor that cannot be saved, by name (shared memory, a type that safetensors lacks, `__metadata__`),
     TypeError for a name that is no str or a value that is no memory; FileError for a path that cannot be written and for a full
-    disk; BusyError where another process saves into the folder; TransferError, OutOfMemoryError; UnavailableError for checksums without xxhash. After an error the old file, or the old
-    set, is as it was, and nothing else is left.
+    disk; BusyError where another process saves into the folder; TransferError, OutOfMemoryError; UnavailableError for checksums without
+    xxhash. After an error the old file, or the old set, is as it was, and nothing else is left.
     """
     name = _path(path)
     texts = check_metadata(metadata)
     if checksums:
         digest(b"")  # an absent package is told before anything is written
+    with no_collection():
+        found = sources(tensors)
+    return save_sources(found, name, texts, max_shard_nbytes, sums=checksums, fsync=fsync, progress=progress)
+
+
+def save_sources(
+    found: Sequence[Source],
+    path: str,
+    metadata: Mapping[str, str],
+    max_shard_nbytes: int | None,
+    *,
+    sums: bool,
+    fsync: bool,
+    progress: Progress | None,
+    check: Callable[[], None] | None = None,
+) -> Receipt:
+    """What `save` does with tensors and metadata that have been checked. `check` is called before a file gets its name."""
     if max_shard_nbytes is not None:
         return save_set(
-            tensors, name, texts, max_shard_nbytes, sums=checksums, fsync=fsync, progress=progress
+            found,
+            path,
+            metadata,
+            max_shard_nbytes,
+            sums=sums,
+            fsync=fsync,
+            progress=progress,
+            check=check,
         )
-    if os.path.isdir(name):
+    if os.path.isdir(path):
         raise FileError.because(
-            name,
+            path,
             errno.EISDIR,
-            "is a folder: name a file in it, or give max_shard_nbytes= to write a set of files",
+            "is a folder: name a file in it, or give the size of a shard (max_shard_nbytes=) to write a set of files",
         )
     with no_collection():
-        layout = lay_out(sources(tensors), texts, name, sums=checksums)
-    return write_file(layout, name, fsync=fsync, progress=progress)
+        layout = lay_out(found, metadata, path, sums=sums)
+    return write_file(layout, path, fsync=fsync, progress=progress, check=check)
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 from nobounce import outfile
@@ -23,8 +24,15 @@ from nobounce.io.file import File
 from nobounce.io.receipt import Receipt, merge_segments, total
 
 
-def write_file(layout: Layout, path: str, *, fsync: bool, progress: Progress | None) -> Receipt:
-    """Write what was laid out, and give it its name once it is whole. Raises as `save` does."""
+def write_file(
+    layout: Layout,
+    path: str,
+    *,
+    fsync: bool,
+    progress: Progress | None,
+    check: Callable[[], None] | None = None,
+) -> Receipt:
+    """Write what was laid out, and give it its name once it is whole and `check` raises nothing. Raises as `save` does."""
     begin = THREADS.now()
     with outfile.create(path, whole=True) as out:
         check_room(out.folder, path, layout.nbytes)
@@ -36,6 +44,8 @@ def write_file(layout: Layout, path: str, *, fsync: bool, progress: Progress | N
             if not cure:
                 raise
             raise FileError.from_oserror(e, path, "write", cure) from e
+        if check is not None:
+            check()
         out.commit(durable=fsync)
     whole = total(receipts, filename=path)
     devices = dict.fromkeys(p.source.device.name for p in layout.placed if p.source.nbytes)

@@ -18,9 +18,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nobounce import outfile
 from nobounce.errors import (
@@ -38,7 +37,7 @@ from nobounce.formats.index import INDEX_NAME, parse_index, read_index
 from nobounce.formats.layout import Layout, lay_out
 from nobounce.formats.nocollect import no_collection
 from nobounce.formats.savefile import check_room, write_file
-from nobounce.formats.sources import Source, sources
+from nobounce.formats.sources import Source
 from nobounce.io.receipt import Receipt, total
 
 _OURS = re.compile(r"model-[0-9a-f]{8}-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
@@ -51,7 +50,7 @@ class _Shard:
 
 
 def save_set(
-    tensors: Mapping[str, Any],
+    found: Sequence[Source],
     folder: str,
     metadata: Mapping[str, str],
     max_shard_nbytes: int,
@@ -59,6 +58,7 @@ def save_set(
     sums: bool,
     fsync: bool,
     progress: Progress | None,
+    check: Callable[[], None] | None = None,
 ) -> Receipt:
     """What `save` does with `max_shard_nbytes`."""
     if isinstance(max_shard_nbytes, bool) or not isinstance(max_shard_nbytes, int):
@@ -66,7 +66,7 @@ def save_set(
     if max_shard_nbytes < 1:
         raise ArgumentError(f"max_shard_nbytes {max_shard_nbytes} is not above 0")
     with no_collection():
-        groups = split(sources(tensors), max_shard_nbytes)
+        groups = split(found, max_shard_nbytes)
         shards = _named(groups, metadata, folder, sums)
     index_path = os.path.join(folder, INDEX_NAME)
     index = _index_of(shards, index_path)
@@ -77,7 +77,7 @@ def save_set(
         try:
             for shard in shards:
                 path = os.path.join(folder, shard.name)
-                receipts.append(write_file(shard.layout, path, fsync=fsync, progress=progress))
+                receipts.append(write_file(shard.layout, path, fsync=fsync, progress=progress, check=check))
             with outfile.create(index_path, whole=True) as out:
                 old = _named_by(index_path)
                 out.write(index)

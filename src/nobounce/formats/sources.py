@@ -50,6 +50,13 @@ class Source:
     array: Any = None
     fetch: Callable[[], Buffer] | None = None
     contiguous: bool = True
+    read: Callable[[Buffer, int, int, int], None] | None = None
+    make: Callable[[], Any] | None = None
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its bytes are there before they are wanted."""
+        return self.read is None and self.make is None
 
     @property
     def itemsize(self) -> int:
