@@ -20,7 +20,7 @@ from nobounce.errors import DeviceError, InternalError, NobounceError, OutOfMemo
 from nobounce.facts.filtered import REFUSED
 from nobounce.io import hooks
 from nobounce.io.engine import machine_for
-from nobounce.io.kept import Plan, Way, is_held, suits
+from nobounce.io.kept import Plan, Way, is_held, seems_held, suits
 from nobounce.io.movers.pollers import KernelBlocks, ended, follows, polled
 from nobounce.io.movers.spread import Lease, Range, cutting, spread
 from nobounce.io.receipt import Evidence, Receipt, Segment
@@ -238,7 +238,9 @@ def _spread(plan: Plan, held: Lease, address: int, where: tuple[int, int, int]) 
     nbytes, file_offset, _ = where
     try:
         cut = cutting(nbytes, len(held.by.rings), held.ring.slot_nbytes)
-        if way.grain > 1 or not is_held(way.fd, file_offset, nbytes) or not held.take(cut):
+        if way.grain > 1 or (way.if_held and not seems_held(way.fd, file_offset, nbytes)):
+            return False
+        if not held.take(cut):
             return False
         with t.runtime.copy_calls(t.device) as calls:
             return spread(Range(way.fd, way.flags, file_offset, nbytes, address), cut, held, calls)
