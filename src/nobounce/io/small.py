@@ -237,7 +237,7 @@ def _spread(plan: Plan, held: Lease, address: int, where: tuple[int, int, int]) 
     t, way = plan.target, plan.ways[0]
     nbytes, file_offset, _ = where
     try:
-        cut = cutting(nbytes, len(held.by.rings), held.ring.slot_nbytes)
+        cut = cutting(nbytes, held.ring.slot_nbytes)
         if way.grain > 1 or (way.if_held and not seems_held(way.fd, file_offset, nbytes)):
             return False
         if not held.take(cut):

@@ -145,36 +145,36 @@ def test_a_copy_that_fails_is_an_error_and_gives_everything_back(
     with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
         known(f, buffer)
         f.read(buffer)
-        plain = spread._Reads.has_read
+        plain = spread._Pieces.has_read
 
         def broken(self: Any, *given: Any) -> bool:
             plain(self, *given)
             raise DeviceError("copy", RuntimeStatus.InvalidValue)
 
-        monkeypatch.setattr(spread._Reads, "has_read", broken)
+        monkeypatch.setattr(spread._Pieces, "has_read", broken)
         assert f.read(buffer).nbytes == NBYTES
         assert nothing_lost(device)
         assert (buffer.numpy() == DATA).all()
 
 
-@pytest.mark.parametrize("where", ["stage", "hand_over", "has_read"])
+@pytest.mark.parametrize("where", ["begin", "_ask", "has_read"])
 def test_an_interrupt_leaves_nothing_behind(
     path: Path, device: nobounce.Device, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
         known(f, buffer)
         f.read(buffer)
-        plain, calls = getattr(spread._Reads, where), []
+        plain, calls = getattr(spread._Pieces, where), []
 
         def interrupted(self: Any, *given: Any) -> Any:
             found = plain(self, *given)
             calls.append(None)
-            if len(calls) == 2:
+            if len(calls) == (1 if where == "begin" else 2):
                 raise KeyboardInterrupt
             return found
 
         with monkeypatch.context() as patch:
-            patch.setattr(spread._Reads, where, interrupted)
+            patch.setattr(spread._Pieces, where, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 f.read(buffer)
         assert nothing_lost(device)

@@ -5,9 +5,7 @@ What is too large for one core to copy quickly, and over before a thread of ours
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import suppress
-from itertools import cycle, islice
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +19,11 @@ if TYPE_CHECKING:
 
 STRETCHES, LEAST_STRETCH = 8, 1 << 20
 """Into so many stretches a read is cut, if each comes to a megabyte, and at most a slot: one is copied while the next are read."""
-LEAST_PIECE, MOST_PIECE, GRAIN = 256 << 10, 512 << 10, 16 << 10
-"""Bytes that one thread reads at a time, multiples of GRAIN. To ask for one, and to learn of its end, costs the caller some 4 us."""
+PIECE, LARGE_PIECE, LARGE = 256 << 10, 512 << 10, 16 << 20
+"""Bytes that one thread reads at a time, and of a large read. To ask for one and to learn of its end costs the caller some 5 us; one
+thread reads 6 MiB in a millisecond."""
+UNDER_WAY = 2
+"""Pieces that one thread has: the one it reads and the next. With more it would tell of none before all of them have ended."""
 MOST_SLOTS, FEW_SLOTS = 24, 8
 """Slots that a read has at most, and that are enough for a long one: what finds no room waits for the copies out of the oldest."""
 SPIN = 50e-6
@@ -48,12 +49,11 @@ class Cut(NamedTuple):
     stretches: int
 
 
-def cutting(nbytes: int, threads: int, slot_nbytes: int) -> Cut:
-    """So that all threads get about as much, in few pieces, and the first copy begins early."""
-    share = -(-nbytes // threads // GRAIN) * GRAIN
-    piece = min(max(share, LEAST_PIECE), MOST_PIECE)
+def cutting(nbytes: int, slot_nbytes: int) -> Cut:
+    """So that the first copy begins early, and few pieces have to be asked for."""
+    piece = LARGE_PIECE if nbytes >= LARGE else PIECE
     wanted = min(max(nbytes // STRETCHES, LEAST_STRETCH), slot_nbytes)
-    whole = piece * max(1, min(round(wanted / piece), slot_nbytes // piece))
+    whole = piece * max(1, wanted // piece)
     return Cut(piece, whole, slot_nbytes // whole, -(-nbytes // whole))
 
 
@@ -110,82 +110,74 @@ def spread(what: Range, cut: Cut, held: Lease, calls: CopyCalls) -> bool:
     """Read it into the slots and copy it from there; False if a byte of it could not be read."""
     slots, stream = held.slots, held.stream
     piece, whole, each, count = cut
-    room = len(slots) * each
-    places = [address + at * whole for address, _ in slots for at in range(each)]
-    threads = cycle([_Reads(ring, what) for ring in held.by.rings])
+    reads = _Pieces(what, cut, [address for address, _ in slots], held.by.rings)
     held.in_doubt = True
-    readers: list[list[_Reads]] = []
-    """Of each stretch, in the order of its pieces."""
-
-    def begin(until: int) -> None:
-        asked: set[_Reads] = set()
-        for n in range(len(readers), min(count, until)):
-            first, nbytes = n * whole, min(whole, what.nbytes - n * whole)
-            mine = list(islice(threads, -(-nbytes // piece)))
-            for k, thread in enumerate(mine):
-                at = k * piece
-                thread.stage(n, first + at, places[n % room] + at, min(piece, nbytes - at))
-            readers.append(mine)
-            asked.update(mine)
-        for thread in asked:
-            thread.hand_over()
-
-    begin(room)
-    lag = len(slots) // 2
-    for n in range(count):
-        for thread in readers[n]:
-            if not thread.has_read(n):
-                return False
-        nbytes = min(whole, what.nbytes - n * whole)
-        calls.copy(what.address + n * whole, places[n % room], nbytes, stream)
-        slot, last = divmod(n + 1, each)
-        if len(readers) < count and not last:  # all that the slot before this one held is on its way
+    reads.begin()
+    lag, last = len(slots) // 2, -(-what.nbytes // piece) - 1
+    for n in range(last + 1):
+        if not reads.has_read(n):
+            return False
+        stretch, rest = divmod((n + 1) * piece, whole)
+        if rest and n < last:
+            continue
+        done = (stretch - (not rest)) if n < last else n * piece // whole
+        at, nbytes = done * whole, min(whole, what.nbytes - done * whole)
+        calls.copy(what.address + at, reads.place(done), nbytes, stream)
+        slot, more = divmod(done + 1, each)
+        if not more and reads.room < count:  # all that the slot before this one held is on its way
             calls.record(slots[(slot - 1) % len(slots)][1], stream)
             if slot >= lag:
                 calls.sync(slots[(slot - lag) % len(slots)][1])
-                begin((slot - lag + 1) * each + room)
+                reads.make_room((slot - lag + 1) * each + len(slots) * each)
     calls.finish(stream)
     held.in_doubt = False
     return True
 
 
-class _Reads:
-    """What one of the kernel's threads reads."""
+class _Pieces:
+    """The pieces of a read, dealt out to the kernel's threads in turn. What the page cache holds is read in the order of asking."""
 
-    __slots__ = ("_fd", "_file_offset", "_flags", "_ring", "_staged", "_wanted")
+    def __init__(self, what: Range, cut: Cut, slots: list[int], rings: list[uring.Ring]) -> None:
+        self._what, self._cut, self._rings = what, cut, rings
+        self._places = [address + at * cut.whole for address in slots for at in range(cut.each)]
+        self._head, self._flags = uring.OP_READ | what.fd << 32, what.flags << 32
+        self._count, self._per = -(-what.nbytes // cut.piece), cut.whole // cut.piece
+        self.room = len(self._places)
+        """Stretches, from the first on, that there has been room for."""
+        self._waiting: list[int] = []
 
-    def __init__(self, ring: uring.Ring, what: Range) -> None:
-        self._ring, self._fd, self._flags, self._file_offset = (
-            ring,
-            what.fd << 32,
-            what.flags << 32,
-            what.file_offset,
-        )
-        self._staged = 0
-        self._wanted: deque[tuple[int, int]] = deque()
-        """(stretch, bytes) of the reads under way, in order: what the page cache holds is read in the order of asking."""
+    def place(self, stretch: int) -> int:
+        """Where in the slots a stretch begins."""
+        return self._places[stretch % len(self._places)]
 
-    def stage(self, stretch: int, at: int, address: int, nbytes: int) -> None:
-        self._ring.stage(
-            self._staged,
-            uring.OP_READ | self._fd,
-            self._file_offset + at,
-            address,
-            nbytes | self._flags,
-            stretch,
-        )
-        self._staged += 1
-        self._wanted.append((stretch, nbytes))
+    def begin(self) -> None:
+        for n in range(len(self._rings)):
+            self._ask(n)
 
-    def hand_over(self) -> None:
-        if self._staged:
-            self._ring.commit(self._staged)
-            self._ring.hand_over()
-            self._staged = 0
+    def make_room(self, stretches: int) -> None:
+        """There is room for the stretches before this one."""
+        self.room = stretches
+        waiting, self._waiting = sorted(self._waiting), []
+        for n in waiting:
+            self._ask(n)
 
-    def has_read(self, stretch: int) -> bool:
-        """Wait for the next read, which is of this stretch; False where it is not what was asked for."""
-        ring = self._ring
+    def _ask(self, n: int) -> None:
+        if n >= self._count:
+            return
+        stretch, part = divmod(n, self._per)
+        if stretch >= self.room:
+            self._waiting.append(n)
+            return
+        piece, ring = self._cut.piece, self._rings[n % len(self._rings)]
+        at = n * piece
+        address, nbytes = self.place(stretch) + part * piece, min(piece, self._what.nbytes - at)
+        ring.put_one(self._head, self._what.file_offset + at, address, nbytes | self._flags, n)
+        ring.hand_over()
+
+    def has_read(self, n: int) -> bool:
+        """Wait for a piece, and ask for the next ones of its thread; False where it is not what was asked for. Call in order."""
+        width = len(self._rings)
+        ring = self._rings[n % width]
         found = ring.take_one()
         if found is None:
             until = monotonic() + SPIN
@@ -194,4 +186,10 @@ class _Reads:
             while found is None:
                 ring.enter(1)
                 found = ring.take_one()
-        return found == self._wanted.popleft()
+        if found != (n, min(self._cut.piece, self._what.nbytes - n * self._cut.piece)):
+            return False
+        if n < width:
+            for ahead in range(1, UNDER_WAY):
+                self._ask(n + ahead * width)
+        self._ask(n + UNDER_WAY * width)
+        return True

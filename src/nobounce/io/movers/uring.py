@@ -232,16 +232,14 @@ class Ring:
             self._fence()
         self._sq_tail.value = (tail + n) & 0xFFFFFFFF
 
-    def stage(self, at: int, head: int, file_offset: int, address: int, sizes: int, number: int) -> None:
-        """Write the entry of `ENTRY_WORDS` words that is `at` behind the last one, without an array; `commit` puts it in."""
-        where = (self._sq_tail.value + at & self._sq_mask) * 8 * ENTRY_WORDS
+    def put_one(self, head: int, file_offset: int, address: int, sizes: int, number: int) -> None:
+        """`put` of the first words of one entry, without an array."""
+        tail = self._sq_tail.value
+        where = (tail & self._sq_mask) * 8 * ENTRY_WORDS
         _ENTRY.pack_into(self._sq_memory, where, head, file_offset, address, sizes, number)
-
-    def commit(self, count: int) -> None:
-        """Put the entries that were staged in, at most `room` of them. `hand_over` hands them over."""
         if self._polled:
             self._fence()
-        self._sq_tail.value = (self._sq_tail.value + count) & 0xFFFFFFFF
+        self._sq_tail.value = (tail + 1) & 0xFFFFFFFF
 
     def take_one(self) -> tuple[int, int] | None:
         """The oldest completion that lies ready, as (user_data, result)."""
