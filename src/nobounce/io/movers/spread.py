@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STRETCHES, LEAST_STRETCH = 8, 1 << 20
 """Into so many stretches a read is cut, if each comes to a megabyte, and at most a slot: one is copied while the next are read."""
-PIECE, LARGE_PIECE, LARGE = 256 << 10, 512 << 10, 16 << 20
+PIECE, LARGE_PIECE, LARGE = 256 << 10, 512 << 10, 4 << 20
 """Bytes that one thread reads at a time, and of a large read. To ask for one and to learn of its end costs the caller some 5 us; one
 thread reads 6 MiB in a millisecond."""
 UNDER_WAY = 2
