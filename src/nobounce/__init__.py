@@ -35,6 +35,7 @@ _NAMES = {
     "formats.ggml": ("dequantize",),
     "formats.load": ("Model", "load"),
     "formats.save": ("save",),
+    "formats.saveasync": ("SaveTransfer", "save_async"),
     "io.batch.batch": ("Batch",),
     "io.batch.table": ("BatchEvent", "BatchResult"),
     "io.file": ("File", "open"),
@@ -104,6 +105,8 @@ if TYPE_CHECKING:
     from nobounce.formats.load import Model as Model
     from nobounce.formats.load import load as load
     from nobounce.formats.save import save as save
+    from nobounce.formats.saveasync import SaveTransfer as SaveTransfer
+    from nobounce.formats.saveasync import save_async as save_async
     from nobounce.io.batch.batch import Batch as Batch
     from nobounce.io.batch.table import BatchEvent as BatchEvent
     from nobounce.io.batch.table import BatchResult as BatchResult

@@ -132,6 +132,7 @@ def test_what_safetensors_lacks_is_refused_and_nothing_is_written(tmp_path: Path
 
 
 def test_a_source_that_changes_meanwhile_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+    from nobounce.formats.filewriter import Hooks
     from nobounce.formats.modelsource import ModelSource
     from nobounce.formats.save import save_sources
 
@@ -151,8 +152,7 @@ def test_a_source_that_changes_meanwhile_is_told_and_nothing_is_written(tmp_path
             None,
             sums=False,
             fsync=True,
-            progress=write_to_it,
-            check=model.check,
+            hooks=Hooks(progress=write_to_it, check=model.check),
         )
     assert os.listdir(tmp_path) == ["in"]
 

@@ -30,6 +30,7 @@ def command(
     """Rewrite a model as aligned safetensors. OUT is the old model or the whole new one, whatever happens."""
 
     def action() -> int:
+        from nobounce.formats.filewriter import Hooks
         from nobounce.formats.modelsource import ModelSource
         from nobounce.formats.save import save_sources
 
@@ -46,8 +47,7 @@ def command(
                     most,
                     sums=checksums,
                     fsync=True,
-                    progress=advance,
-                    check=model.check,
+                    hooks=Hooks(progress=advance, check=model.check),
                 )
             warnings, quantised = list(model.warnings), sorted(model.encodings)
         seconds = time.perf_counter() - begin

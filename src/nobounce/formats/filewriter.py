@@ -12,12 +12,13 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nobounce.buffer import Buffer
 from nobounce.device import Device
 from nobounce.errors import InternalError
-from nobounce.formats.layout import PIECE, Part, Piece
+from nobounce.formats.layout import PIECE, Layout, Part, Piece
 from nobounce.formats.sources import Source, fill
 from nobounce.io.file import File
 from nobounce.io.receipt import Receipt
@@ -34,6 +35,23 @@ Progress = Callable[[str, int], None]
 Each = Callable[[int, Any], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What is called while a save goes on.
+
+    `progress(backend, nbytes)` as bytes are written; `prepare(layouts)`, once, with the layouts of all files before anything is written: it
+    returns those that are written instead; `written(piece)` when a piece is; `check()` before a file gets its name: it may raise.
+    """
+
+    progress: Progress | None = None
+    prepare: Callable[[list[Layout]], list[Layout]] | None = None
+    written: Callable[[Piece], None] | None = None
+    check: Callable[[], None] | None = None
+
+
+NO_HOOKS = Hooks()
+
+
 class _Lane:
     """A stream, its scratch memory, which is there if it is needed, and the write that uses both."""
 
@@ -43,6 +61,7 @@ class _Lane:
         self.view: Any = None
         self.copy: Buffer | None = None
         self.writing: Transfer | None = None
+        self.piece: Piece | None = None
 
 
 class _Lanes:
@@ -77,11 +96,11 @@ class FileWriter:
         file: File,
         pieces: Sequence[Piece],
         grain: int,
-        progress: Progress | None,
+        hooks: Hooks = NO_HOOKS,
         each: Each | None = None,
     ) -> None:
         """`each` is called with all bytes in the order of the file, (file_offset, array of the host), before they are written."""
-        self._file, self._pieces, self._grain, self._progress = file, pieces, grain, progress
+        self._file, self._pieces, self._grain, self._hooks = file, pieces, grain, hooks
         self._each = each
         self._stack = contextlib.ExitStack()
         self._lanes: dict[str, _Lanes] = {}
@@ -158,6 +177,7 @@ class FileWriter:
             self._gather(lane, piece.parts, offset)
         if self._each is not None:
             self._tell(self._each, lane, piece.file_offset, data, span(buffer, offset, offset + piece.nbytes))
+        lane.piece = piece
         lane.writing = self._file.write_async(
             buffer,
             stream=lane.stream,
@@ -218,8 +238,10 @@ class FileWriter:
                 lane.writing = transfer
             raise
         self.receipts.append(receipt)
-        if self._progress is not None:
-            self._progress("fastpath" if receipt.fastpath_bytes else "fallback", receipt.nbytes)
+        if self._hooks.progress is not None:
+            self._hooks.progress("fastpath" if receipt.fastpath_bytes else "fallback", receipt.nbytes)
+        if self._hooks.written is not None and lane.piece is not None:
+            self._hooks.written(lane.piece)
 
 
 def span(buffer: Buffer, start: int, stop: int) -> Buffer:

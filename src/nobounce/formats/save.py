@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from nobounce.errors import ArgumentError, FileError, clip, printable
 from nobounce.formats.checksums import digest
-from nobounce.formats.filewriter import Progress
+from nobounce.formats.filewriter import Hooks, Progress
 from nobounce.formats.layout import lay_out
 from nobounce.formats.nocollect import no_collection
 from nobounce.formats.savefile import write_file
@@ -47,13 +47,15 @@ def save(
     disk; BusyError where another process saves into the folder; TransferError, OutOfMemoryError; UnavailableError for checksums without
     xxhash. After an error the old file, or the old set, is as it was, and nothing else is left.
     """
-    name = _path(path)
+    name = check_path(path)
     texts = check_metadata(metadata)
     if checksums:
         digest(b"")  # an absent package is told before anything is written
     with no_collection():
         found = sources(tensors)
-    return save_sources(found, name, texts, max_shard_nbytes, sums=checksums, fsync=fsync, progress=progress)
+    return save_sources(
+        found, name, texts, max_shard_nbytes, sums=checksums, fsync=fsync, hooks=Hooks(progress)
+    )
 
 
 def save_sources(
@@ -64,10 +66,9 @@ def save_sources(
     *,
     sums: bool,
     fsync: bool,
-    progress: Progress | None,
-    check: Callable[[], None] | None = None,
+    hooks: Hooks,
 ) -> Receipt:
-    """What `save` does with tensors and metadata that have been checked. `check` is called before a file gets its name."""
+    """What `save` does with tensors and metadata that have been checked."""
     if max_shard_nbytes is not None:
         return save_set(
             found,
@@ -76,8 +77,7 @@ def save_sources(
             max_shard_nbytes,
             sums=sums,
             fsync=fsync,
-            progress=progress,
-            check=check,
+            hooks=hooks,
         )
     if os.path.isdir(path):
         raise FileError.because(
@@ -87,7 +87,9 @@ def save_sources(
         )
     with no_collection():
         layout = lay_out(found, metadata, path, sums=sums)
-    return write_file(layout, path, fsync=fsync, progress=progress, check=check)
+    if hooks.prepare is not None:
+        (layout,) = hooks.prepare([layout])
+    return write_file(layout, path, fsync=fsync, hooks=hooks)
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -107,7 +109,8 @@ def check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
     return metadata
 
 
-def _path(path: str | os.PathLike[str]) -> str:
+def check_path(path: str | os.PathLike[str]) -> str:
+    """The path as text. Raises ArgumentError."""
     name = os.fsdecode(path)
     if not name or "\0" in name:
         raise ArgumentError(f"{printable(name)!r} is no path of a file")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from dataclasses import replace
 
 from nobounce import outfile
@@ -16,7 +15,7 @@ from nobounce.clock import THREADS
 from nobounce.device import Device
 from nobounce.errors import FileError, TransferError, named_errors
 from nobounce.formats.checksums import Hasher, sealed
-from nobounce.formats.filewriter import FileWriter, Progress
+from nobounce.formats.filewriter import FileWriter, Hooks
 from nobounce.formats.layout import Layout, pieces
 from nobounce.formats.load import grain_of
 from nobounce.formats.nocollect import no_collection
@@ -24,28 +23,21 @@ from nobounce.io.file import File
 from nobounce.io.receipt import Receipt, merge_segments, total
 
 
-def write_file(
-    layout: Layout,
-    path: str,
-    *,
-    fsync: bool,
-    progress: Progress | None,
-    check: Callable[[], None] | None = None,
-) -> Receipt:
-    """Write what was laid out, and give it its name once it is whole and `check` raises nothing. Raises as `save` does."""
+def write_file(layout: Layout, path: str, *, fsync: bool, hooks: Hooks) -> Receipt:
+    """Write what was laid out, and give it its name once it is whole. Raises as `save` does, and what a hook raises."""
     begin = THREADS.now()
     with outfile.create(path, whole=True) as out:
         check_room(out.folder, path, layout.nbytes)
         try:
             with File(os.dup(out.fd), path) as file:
-                receipts = _write(file, layout, progress)
+                receipts = _write(file, layout, hooks)
         except TransferError as e:
             cure = outfile.CURES.get(e.errno or 0, "")
             if not cure:
                 raise
             raise FileError.from_oserror(e, path, "write", cure) from e
-        if check is not None:
-            check()
+        if hooks.check is not None:
+            hooks.check()
         out.commit(durable=fsync)
     whole = total(receipts, filename=path)
     devices = dict.fromkeys(p.source.device.name for p in layout.placed if p.source.nbytes)
@@ -61,12 +53,12 @@ def write_file(
     )
 
 
-def _write(file: File, layout: Layout, progress: Progress | None) -> list[Receipt]:
+def _write(file: File, layout: Layout, hooks: Hooks) -> list[Receipt]:
     grain = grain_of(file)
     with no_collection():
         todo = list(pieces(layout, grain))
     hasher = Hasher(layout.data_offset) if layout.sums else None
-    with FileWriter(file, todo, grain, progress, hasher.update if hasher else None) as writer:
+    with FileWriter(file, todo, grain, hooks, hasher.update if hasher else None) as writer:
         writer.write()
         receipts = writer.receipts
     header = sealed(layout.header, hasher.blocks()) if hasher else layout.header

@@ -18,8 +18,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from nobounce import outfile
 from nobounce.errors import (
@@ -31,7 +31,7 @@ from nobounce.errors import (
     named,
     named_errors,
 )
-from nobounce.formats.filewriter import Progress
+from nobounce.formats.filewriter import Hooks
 from nobounce.formats.header import HEADER_LIMIT
 from nobounce.formats.index import INDEX_NAME, parse_index, read_index
 from nobounce.formats.layout import Layout, lay_out
@@ -57,8 +57,7 @@ def save_set(
     *,
     sums: bool,
     fsync: bool,
-    progress: Progress | None,
-    check: Callable[[], None] | None = None,
+    hooks: Hooks,
 ) -> Receipt:
     """What `save` does with `max_shard_nbytes`."""
     if isinstance(max_shard_nbytes, bool) or not isinstance(max_shard_nbytes, int):
@@ -74,10 +73,13 @@ def save_set(
         _refuse_link(where, index_path)
         check_room(folder, folder, sum(s.layout.nbytes for s in shards) + len(index))
         receipts: list[Receipt] = []
+        layouts = [s.layout for s in shards]
+        if hooks.prepare is not None:
+            layouts = hooks.prepare(layouts)
         try:
-            for shard in shards:
+            for shard, layout in zip(shards, layouts, strict=True):
                 path = os.path.join(folder, shard.name)
-                receipts.append(write_file(shard.layout, path, fsync=fsync, progress=progress, check=check))
+                receipts.append(write_file(layout, path, fsync=fsync, hooks=hooks))
             with outfile.create(index_path, whole=True) as out:
                 old = _named_by(index_path)
                 out.write(index)
@@ -88,7 +90,8 @@ def save_set(
             raise
         new = {s.name for s in shards}
         _remove(where, [n for n in (*old, *_left_by_killed(where)) if n not in new])
-    return total(receipts, filename=folder)
+    devices = dict.fromkeys(name for r in receipts for name in r.device.split(", "))
+    return replace(total(receipts, filename=folder), device=", ".join(devices))
 
 
 def split(found: Sequence[Source], most: int) -> list[list[Source]]:
