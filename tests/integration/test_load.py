@@ -19,7 +19,7 @@ from capabilities import as_nobody, need
 from filesystems import Machine
 from nobounce import config, reaper
 from nobounce.errors import FileChangedError, FileError, FormatError, RouteError, TransferError
-from nobounce.formats import load
+from nobounce.formats import load, opened
 from nobounce.runtimes import faults, rawio
 from pages import resident
 
@@ -421,7 +421,7 @@ def test_threads_are_started_while_the_disk_brings_a_long_header(
 ) -> None:
     path = model_file(tmp_path / "m.safetensors", {"x": ("U8", [mib * MIB], os.urandom(MIB) * mib)}, pad=pad)
     for look in ("counted", "residency"):
-        monkeypatch.setattr(load, look, lambda fd, at, n: SimpleNamespace(resident_bytes=0 if cold else n))
+        monkeypatch.setattr(opened, look, lambda fd, at, n: SimpleNamespace(resident_bytes=0 if cold else n))
     calls = []
     monkeypatch.setattr(load, "get_ready", lambda runtime, nbytes, *how: calls.append(nbytes))
     model = nobounce.load(path, device="cpu")

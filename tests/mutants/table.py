@@ -295,9 +295,9 @@ MUTANTS = (
     ),
     Mutant(
         "a file that changes while it is loaded is not noticed",
-        "formats/load.py",
-        "            yield self.file\n            self._check()\n",
-        "            yield self.file\n",
+        "formats/opened.py",
+        "        try:\n            self._check()\n        finally:\n            self.file.close()\n",
+        "        self.file.close()\n",
         ("integration/test_load.py::test_a_file_written_to_while_it_is_read_is_an_error",),
     ),
     Mutant(

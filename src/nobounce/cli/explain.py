@@ -76,7 +76,7 @@ def command(
 
     def action() -> int:
         from nobounce.device import Device, default_device
-        from nobounce.formats.load import close_model, grain_of, open_model
+        from nobounce.formats.opened import close_files, grain_of, open_files
         from nobounce.formats.placement import place
         from nobounce.formats.reader import has_signature
         from nobounce.io.file import open as open_file
@@ -93,7 +93,7 @@ def command(
                 route = file.explain(target, require=require.value, cache=cache.value)
                 routes.append(_as_data(paths[0], f"{file.nbytes:,} bytes", route))
         else:
-            _, opened = open_model(one_or_many(paths))
+            _, opened = open_files(one_or_many(paths))
             try:
                 for one in opened:
                     with one.reading() as file:
@@ -111,7 +111,7 @@ def command(
                     )
                     routes.append(_as_data(one.path, what, route))
             finally:
-                close_model(opened)
+                close_files(opened)
         if as_json:
             emit_json(document("explain", device=target.name, routes=routes))
         else:

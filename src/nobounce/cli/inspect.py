@@ -49,10 +49,10 @@ def command(paths: Paths, as_json: Json = False) -> None:
     """List the tensors of model files: dtype, shape, bytes, offset in the file and its alignment."""
 
     def action() -> int:
-        from nobounce.formats.load import close_model, open_model
+        from nobounce.formats.opened import close_files, open_files
 
-        files, opened = open_model(one_or_many(paths))
-        close_model(opened)
+        files, opened = open_files(one_or_many(paths))
+        close_files(opened)
         tensors: list[dict[str, Any]] = []
         documents: list[dict[str, Any]] = []
         for one in opened:

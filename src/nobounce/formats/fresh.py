@@ -1,26 +1,31 @@
-"""A synchronous read into memory that was allocated for it: what a loader does.
+"""Reads into memory that was allocated for them: what a loader does.
 
-Nobody else has seen that memory, which has two consequences: it may be made ready just ahead of the read, and the caller may use
-the time of the transfer to prepare what it will hand out.
+Nobody else has seen that memory, which has three consequences: it may be made ready just ahead of the read, the caller may use the time
+of the transfer to prepare what it will hand out, and the reads of several files may be under way at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from nobounce.clock import THREADS
 from nobounce.config import settings
+from nobounce.errors import InternalError, RouteError
+from nobounce.io import hooks
 from nobounce.io.engine import engine_for
-from nobounce.io.prepare import Held, Where, transfer
-from nobounce.io.receipt import Receipt
+from nobounce.io.hold import Hold
+from nobounce.io.prepare import Held, make_job, make_request
+from nobounce.io.receipt import Receipt, merge_segments
 from nobounce.io.strategy import ALONE_NBYTES, HEAD_START, HEAD_START_NBYTES, threads_ahead
-from nobounce.route.types import Cache, Require
+from nobounce.records import replace
+from nobounce.route.judge import judge
+from nobounce.route.types import Cache, MemoryFacts, Require, Route, RouteSegment
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
     from nobounce.clock import Scheduler
-    from nobounce.io.engine import Engine, Work
+    from nobounce.io.engine import Work
     from nobounce.io.file import File
     from nobounce.io.job import Job
     from nobounce.runtimes.base import Runtime
@@ -60,10 +65,157 @@ class _Together:
             self._changed.notify_all()
 
 
+class Part(NamedTuple):
+    """`nbytes` bytes of the file from `file_offset` on go to `buffer_offset` of `buffer`."""
+
+    buffer: Buffer
+    file_offset: int
+    buffer_offset: int
+    nbytes: int
+
+
+class FreshRead:
+    """One read, from `begin` until `finish` or `abandon`, into memory that was allocated for it.
+
+    `parts` are neighbours in the file. Where there are several the read spans them all, but only if it goes through host memory: else
+    `is_split` says that each part must be read by itself, as what goes direct begins and ends at whole blocks. `beside` runs on
+    another of the pool's threads; `held` is what `look` found, if somebody has looked at the page cache. Raises as `File.read`.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        parts: Sequence[Part],
+        require: Require,
+        cache: Cache,
+        *,
+        beside: Work | None = None,
+        progress: Callable[[str, int], None] | None = None,
+        held: Held = None,
+    ) -> None:
+        self._file, self._parts, self._beside, self._progress = file, parts, beside, progress
+        self._view = view = parts[0].buffer
+        self._hold = Hold(file, view)
+        self._job: Job | None = None
+        self._failure: BaseException | None = None
+        self._alone = False
+        # Several allocations are one memory that begins at the lowest address; every piece of the route then says where it goes.
+        self._base = min(p.buffer.handle for p in parts)
+        self._first = parts[0].file_offset
+        nbytes = sum(p.nbytes for p in parts)
+        at = parts[0].buffer_offset if len(parts) == 1 else 0
+        room = view.nbytes if len(parts) == 1 else nbytes
+        memory = MemoryFacts(view.memory_kind, self._base, room, view.device.name)
+        where = nbytes, self._first, at
+        self._request = make_request(file, "read", memory, view.device, where, require, cache, held)
+        self._pool = engine_for(view.device._runtime)
+        try:
+            route = judge(self._request)
+        except RouteError as e:
+            told = "read", view.device.name, nbytes, None, e
+            hooks.unrouted(*told, file_offset=self._first, now=self._pool.scheduler.now())  # type: ignore[arg-type]
+            raise
+        self.is_split = len(parts) > 1 and any(s.backend == "fastpath" for s in route.segments)
+        self._route = route if len(parts) == 1 else _spread(route, parts, self._base)
+
+    @property
+    def file_offset(self) -> int:
+        """Where in the file it begins."""
+        return self._first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes asked for."""
+        return self._request.nbytes
+
+    def begin(self) -> None:
+        """Hand the read to the pool's threads; what little a thread would not be woken for waits for `finish`."""
+        self._hold.take()
+        self._view.wait()
+        way = self._file, self._request, self._route, self._view, self._pool
+        job = self._job = make_job(*way, call="fresh", progress=self._progress)
+        job.begin()
+        self._alone = job.tickets <= 1 and job.requested <= ALONE_NBYTES
+        if self._alone:
+            return
+        team = _Together(job, self._pool.scheduler)
+        try:
+            self._pool.submit(team)
+            if self._beside is not None:
+                self._pool.submit(self._beside)
+        except BaseException as e:
+            self._failure = e
+            job.stop()
+        finally:
+            team.begin()
+
+    def finish(self, meanwhile: Callable[[], None]) -> Receipt:
+        """Run `meanwhile`, which should let other threads run now and then (Scheduler.sleep(0)), wait for the end, and return the
+        receipt. What `meanwhile` raises is raised once no thread works on the transfer any more."""
+        job = self._begun()
+        try:
+            if self._failure is None:
+                if self._alone:
+                    job.work()
+                elif job.target.strategy.kernel_slots and job.requested >= HEAD_START_NBYTES:
+                    self._pool.scheduler.sleep(HEAD_START)
+                meanwhile()
+        except BaseException as e:
+            self._failure = self._failure or e
+        self._settle()
+        if self._failure is not None:
+            raise self._failure
+        if job.error is not None:
+            raise job.error
+        if job.receipt is None:
+            raise InternalError(f"the transfer of {self._file.name!r} ended without a receipt")
+        return job.receipt if len(self._parts) == 1 else self._one_memory(job.receipt)
+
+    def abandon(self) -> None:
+        """Have no more of it begun, and return when no thread works on it any more. Raises nothing of the transfer's own."""
+        if self._job is not None:
+            self._failure = self._failure or InternalError("the read was abandoned")
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until no thread works on the job, whatever interrupts the wait."""
+        job = self._job
+        try:
+            if job is not None and self._failure is not None:
+                job.stop()
+            if job is not None and not job.done and (self._failure is not None or self._alone):
+                try:
+                    job.work()  # ends it if no other thread has begun, or ever will
+                except BaseException as e:
+                    self._failure = self._failure or e
+            while job is not None and not job.done:
+                try:
+                    job.wait()
+                except BaseException as e:
+                    self._failure = self._failure or e
+                    job.stop()
+        finally:
+            try:
+                self._hold.let_go()
+            finally:
+                if self._hold.held:  # the first was interrupted
+                    self._hold.let_go()
+
+    def _begun(self) -> Job:
+        if self._job is None:
+            raise InternalError("the read has not begun")
+        return self._job
+
+    def _one_memory(self, receipt: Receipt) -> Receipt:
+        """The receipt of several parts as if their memory were one, in the order of the file."""
+        shifted = (replace(s, buffer_offset=s.file_offset - self._first) for s in receipt.segments)
+        return replace(receipt, segments=merge_segments(shifted))
+
+
 def read_fresh(
     file: File,
     buffer: Buffer,
-    where: Where,
+    where: tuple[int, int, int],
     require: Require,
     cache: Cache,
     *,
@@ -72,47 +224,30 @@ def read_fresh(
     progress: Callable[[str, int], None] | None = None,
     held: Held = None,
 ) -> Receipt:
-    """Read into a buffer that nobody has touched, while `meanwhile` runs on the caller's thread and `beside` on one of the pool.
-    `held` is what `look` found, if somebody has looked at the page cache.
+    """One read from its beginning to its end; `where` is (nbytes, file_offset, buffer_offset)."""
+    nbytes, file_offset, offset = where
+    part = Part(buffer, file_offset, offset, nbytes)
+    read = FreshRead(file, [part], require, cache, beside=beside, progress=progress, held=held)
+    try:
+        read.begin()
+        return read.finish(meanwhile)
+    except BaseException:
+        read.abandon()
+        raise
 
-    `meanwhile` should let other threads run now and then (Scheduler.sleep(0)). What it raises is raised once no thread works on
-    the transfer any more. Else as `prepare.transfer`.
-    """
 
-    def run(pool: Engine, job: Job) -> None:
-        job.begin()
-        failure: BaseException | None = None
-        if job.tickets <= 1 and job.requested <= ALONE_NBYTES:
-            job.work()
-        else:
-            team = _Together(job, pool.scheduler)
-            try:
-                pool.submit(team)
-                if beside is not None:
-                    pool.submit(beside)
-            except BaseException as e:
-                failure = e
-                job.stop()
-            finally:
-                team.begin()
-        try:
-            if failure is None:
-                if job.target.strategy.kernel_slots and job.requested >= HEAD_START_NBYTES:
-                    pool.scheduler.sleep(HEAD_START)
-                meanwhile()
-            else:
-                job.work()  # ends it if no other thread has begun, or ever will
-        except BaseException as e:
-            failure = failure or e
-            job.stop()
-        while not job.done:
-            try:
-                job.wait()
-            except BaseException as e:
-                failure = failure or e
-                job.stop()
-        if failure is not None:
-            raise failure
-
-    ways: dict[str, Any] = {"progress": progress, "run": run, "call": "fresh", "held": held}
-    return transfer(file, "read", buffer, where, require, cache, **ways)
+def _spread(route: Route, parts: Sequence[Part], base: int) -> Route:
+    """The same route, cut where one part of the memory ends, each piece with its place there as an offset from `base`."""
+    segments: list[RouteSegment] = []
+    left = iter(parts)
+    part = next(left)
+    for s in route.segments:
+        at, end = s.file_offset, s.file_offset + s.nbytes
+        while at < end:
+            while at >= part.file_offset + part.nbytes:
+                part = next(left)
+            stop = min(end, part.file_offset + part.nbytes)
+            place = part.buffer.handle - base + part.buffer_offset + at - part.file_offset
+            segments.append(replace(s, file_offset=at, buffer_offset=place, nbytes=stop - at))
+            at = stop
+    return Route(tuple(segments), route.scores)

@@ -29,7 +29,7 @@ from nobounce.formats.checksums import (
 )
 from nobounce.formats.header import HEADER_LIMIT, open_regular
 from nobounce.formats.index import ModelFiles, find, verify_index
-from nobounce.formats.load import Opened
+from nobounce.formats.opened import Opened
 from nobounce.formats.sets import verify_split
 from nobounce.formats.tensorinfo import Header
 from nobounce.io.file import File

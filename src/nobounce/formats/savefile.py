@@ -17,8 +17,8 @@ from nobounce.errors import FileError, TransferError, named_errors
 from nobounce.formats.checksums import Hasher, sealed
 from nobounce.formats.filewriter import FileWriter, Hooks
 from nobounce.formats.layout import Layout, pieces
-from nobounce.formats.load import grain_of
 from nobounce.formats.nocollect import no_collection
+from nobounce.formats.opened import grain_of
 from nobounce.io.file import File
 from nobounce.io.receipt import Receipt, merge_segments, total
 

@@ -76,13 +76,16 @@ def strided(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     framework: Literal["numpy", "torch"] | None,
+    shared_storage: bool = False,
 ) -> Any:
     """The tensor of `shape` whose first element lies at `offset` of the slab; `strides` count elements. A nobounce.Tensor, being
     C-contiguous, is a copy; an array or a torch tensor looks at the slab.
     """
     if framework == "torch":
         span = _span(shape, strides)
-        flat = Tensor.maker(slab, "torch")(offset, (span,), dtype, span * dtype.bits // 8)
+        flat = Tensor.maker(slab, "torch", shared_storage=shared_storage)(
+            offset, (span,), dtype, span * dtype.bits // 8
+        )
         return flat.as_strided(shape, strides)
     import numpy as np
 

@@ -10,7 +10,9 @@ import contextlib
 from typing import TYPE_CHECKING, Literal
 
 from nobounce.clock import THREADS
+from nobounce.errors import OutOfMemoryError
 from nobounce.formats.placement import extent
+from nobounce.formats.torchmem import empty_cache
 from nobounce.io.engine import engine_for
 
 if TYPE_CHECKING:
@@ -76,13 +78,22 @@ class SlabAhead:
                 unwanted.close()
 
     def take(self, nbytes: int) -> Buffer:
-        """A slab of at least so many bytes: the one made ahead where it is just large enough. Raises as `Device.allocate`."""
+        """A slab of at least so many bytes: the one made ahead where it is just large enough. What torch keeps unused on a GPU is
+        given back before memory is short. Raises as `Device.allocate`."""
         slab = self._made()
         if slab is not None:
             if nbytes <= slab.nbytes < nbytes + 2 * GRAIN:
                 return slab
             slab.close()
-        return self._device.allocate(nbytes)
+        try:
+            return self._device.allocate(nbytes)
+        except OutOfMemoryError:
+            if not empty_cache():
+                raise
+            return self._device.allocate(nbytes)
+
+    def settle(self) -> None:
+        """Nothing uses what `take` returned."""
 
     def close(self) -> None:
         """Give back what nobody has taken, also what is being allocated where an interrupt ends the wait for it."""

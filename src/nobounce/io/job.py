@@ -175,6 +175,8 @@ class Job:
                 more = self._chunks[self._next]
                 if more.reason is not chunk.reason or more.file_offset != chunk.file_offset + chunk.nbytes:
                     break
+                if more.buffer_offset != chunk.buffer_offset + chunk.nbytes:
+                    break  # a load's memory may be several allocations
                 if chunk.nbytes + more.nbytes > window:
                     break
                 chunk = chunk._replace(nbytes=chunk.nbytes + more.nbytes)

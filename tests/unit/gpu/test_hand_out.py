@@ -12,7 +12,8 @@ import nobounce
 from capabilities import need
 from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
-from nobounce.formats import load
+from nobounce.formats import loading
+from nobounce.formats.fresh import FreshRead
 from nobounce.runtimes.gpu import hip
 from nobounce.tensor import looks_on
 
@@ -46,21 +47,23 @@ def test_it_is_made_early_where_it_looks_at_the_memory_itself(
     with where.allocate(4096) as buffer:
         assert looks_on(buffer, framework) is looks
     order: list[str] = []
-    read = load.read_fresh
 
-    def reading(*a: Any, **k: Any) -> Any:
-        order.append("begin")
-        try:
-            return read(*a, **k)
-        finally:
+    class Reading(FreshRead):
+        def begin(self) -> None:
+            order.append("begin")
+            super().begin()
+
+        def finish(self, meanwhile: Any) -> Any:
+            receipt = super().finish(meanwhile)
             order.append("end")
+            return receipt
 
-    def maker(buffer: nobounce.Buffer, framework: Framework | None = None) -> Any:
+    def maker(buffer: nobounce.Buffer, framework: Framework | None = None, **_: Any) -> Any:
         order.append("make")
         return lambda offset, shape, dtype, nbytes: (offset, shape)
 
-    monkeypatch.setattr(load, "read_fresh", reading)
-    monkeypatch.setattr(load.Tensor, "maker", maker)
+    monkeypatch.setattr(loading, "FreshRead", Reading)
+    monkeypatch.setattr(nobounce.Tensor, "maker", maker)
     model = nobounce.load(tmp_path / "m.safetensors", device=where, framework=framework)
     assert order == (["begin", "make", "end"] if looks else ["begin", "end", "make"])
     assert [shape for _, shape in model.values()] == [(1 << 18,)]

@@ -12,7 +12,7 @@ import pytest
 
 from capabilities import need
 from nobounce.facts import cachestat, pagecache
-from nobounce.formats.load import Opened
+from nobounce.formats.opened import Opened
 from nobounce.io import plan
 from nobounce.io.engine import Engine
 from nobounce.route.types import CachedRange
