@@ -19,7 +19,8 @@ from nobounce.device import Device
 from nobounce.dtypes import DTYPES
 from nobounce.errors import ArgumentError, FileChangedError, clip, printable
 from nobounce.formats.ggml import dequantize
-from nobounce.formats.load import Opened, Paths, close_model, load, open_model
+from nobounce.formats.load import load
+from nobounce.formats.opened import Opened, Paths, close_files, open_files
 from nobounce.formats.sources import Source
 from nobounce.formats.tensorinfo import Encoding, TensorInfo
 from nobounce.io.file import File
@@ -41,8 +42,8 @@ class ModelSource:
         self.metadata: dict[str, str] = {}
         self.encodings: dict[str, Encoding] = {}
         self._stack = ExitStack()
-        files, self._opened = open_model(paths)
-        self._stack.callback(close_model, self._opened)
+        files, self._opened = open_files(paths)
+        self._stack.callback(close_files, self._opened)
         try:
             for one in self._opened:
                 self._add(one, floats)
