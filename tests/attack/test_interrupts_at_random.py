@@ -67,6 +67,24 @@ def load(path: Path, on: nobounce.Device) -> None:
     assert model.receipt.nbytes >= NBYTES - PAGE
 
 
+def save(path: Path, on: nobounce.Device) -> None:
+    folder = path.parent / "saved"
+    folder.mkdir(exist_ok=True)
+    with on.allocate(NBYTES) as buffer:
+        nobounce.save({"a": buffer, "b": np.ones(PAGE + 1, np.uint8)}, folder / "m", fsync=False)
+    assert nobounce.load(folder / "m", device="cpu")["a"].nbytes == NBYTES
+    assert set(os.listdir(folder)) == {"m"}
+
+
+def save_set(path: Path, on: nobounce.Device) -> None:
+    folder = path.parent / "set"
+    with on.allocate(NBYTES) as buffer:
+        tensors = {"a": buffer, "b": np.ones(PAGE + 1, np.uint8)}
+        nobounce.save(tensors, folder, max_shard_nbytes=PAGE, fsync=False)
+    assert nobounce.load(folder, device="cpu").keys() == tensors.keys()
+    assert len(os.listdir(folder)) == 3
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
@@ -77,7 +95,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
-@pytest.mark.parametrize("call", [read, read_async, batch, load])
+@pytest.mark.parametrize("call", [read, read_async, batch, load, save, save_set])
 def test_an_interrupt_is_keyboard_interrupt_or_comes_too_late(model: Path, call: Call, device: str) -> None:
     on = nobounce.Device(device)
     call(model, on)
@@ -101,13 +119,15 @@ def test_an_interrupt_is_keyboard_interrupt_or_comes_too_late(model: Path, call:
     assert hit
 
 
-@pytest.mark.parametrize("verb", ["load", "cp", "roundtrip", "report"])
+@pytest.mark.parametrize("verb", ["load", "cp", "roundtrip", "report", "convert", "diff"])
 def test_an_interrupted_command_ends_by_130_or_with_its_work(model: Path, tmp_path: Path, verb: str) -> None:
     trace = tmp_path / "trace.json"
     arguments = {
         "load": [str(model), "--device", "cpu"],
         "cp": [str(model), str(tmp_path / "copy"), "--device", "sim:0"],
         "roundtrip": [str(tmp_path / "a"), str(tmp_path / "b"), "--device", "cpu", "--overwrite"],
+        "convert": [str(model), str(tmp_path / "converted")],
+        "diff": [str(model), str(model)],
         "report": [str(trace), "-o", str(tmp_path / "report.html")],
     }[verb]
     command = [sys.executable, "-c", BEGUN, verb, *arguments]
