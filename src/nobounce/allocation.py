@@ -67,7 +67,7 @@ class Allocation:
 
     @property
     def is_owned(self) -> bool:
-        """Whether it is freed here, and not by whoever it came from."""
+        """Whether it is freed here, and not by its owner."""
         return self._freeing != "foreign"
 
     def used_on(self, stream: Stream) -> None:
@@ -180,7 +180,7 @@ def _free(runtime: Runtime, address: int, freeing: Freeing, stream: Stream | Non
 
 
 def new_allocation(device: Device, nbytes: int, stream: Stream | None, kind: MemoryKind) -> Allocation:
-    """Fresh memory. Out of memory, what collection has found but nobody has freed yet is freed first."""
+    """Fresh memory. Out of memory, what collection has found and is not freed yet is freed first."""
     reaper.start()
     reaper.patient()
     try:

@@ -96,7 +96,7 @@ class Buffer:
     def from_handle(
         cls, address: int, nbytes: int, *, device: DeviceLike, owner: object = None, read_only: bool = False
     ) -> Buffer:
-        """A Buffer over memory that somebody else frees; `owner` is kept alive with it.
+        """A Buffer over memory that its owner frees; `owner` is kept alive with it.
 
         The runtime says what kind of memory it is. ArgumentError where the range leaves the
         allocation it begins in.

@@ -34,7 +34,7 @@ def copy(dst: Buffer, src: Buffer, stream: StreamLike) -> None:
         return
     if of.arriving or to.arriving:
         _carry(dst, src)
-    if stream is None:  # nobody has put the copy behind earlier work elsewhere, on another device say
+    if stream is None:  # nothing has put the copy behind earlier work elsewhere, on another device say
         to.order(where)
         of.order(where)
     with where._on():

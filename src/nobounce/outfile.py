@@ -8,7 +8,7 @@ when it is looked up, and when the finished file takes it.
 Where the kernel can (O_TMPFILE: ext4, xfs, btrfs, tmpfs, overlay), the file has no name until it is whole,
 and kill -9 leaves nothing. linkat(2) then gives it its name in one step, but never over a name that exists:
 to replace an old file, the new one is linked into a folder of this user alone, beside the old one, for the
-moment before rename(2): nobody else can put another file under the name that is renamed. Elsewhere it lies
+moment before rename(2): no other user can put another file under the name that is renamed. Elsewhere it lies
 there while it is written. Such folders are named `.nobounce-` and 16 hexadecimal digits; who writes holds a
 flock(2) on the folder, so what a killed process has left is told from what a living one needs, and the next
 run that makes such a name removes it. Where there are no modes (vfat), the file itself has such a name.

@@ -105,7 +105,9 @@ def _run() -> None:
 def _do(work: Work) -> None:
     fn, arguments = work
     if not _exiting:
-        with contextlib.suppress(Exception):  # a lost device cannot be freed on, and nobody is there to tell
+        with contextlib.suppress(
+            Exception
+        ):  # a lost device cannot be freed on, and no caller is there to tell
             fn(*arguments)
 
 

@@ -84,7 +84,7 @@ _MISSING = _Missing()
 
 
 class _Fields:
-    """`__dataclass_fields__`, made when somebody asks for it."""
+    """`__dataclass_fields__`, made when it is asked for."""
 
     __slots__ = ("_defaults", "_made")
 

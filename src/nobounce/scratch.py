@@ -85,8 +85,8 @@ def private_folder(parent: str) -> Iterator[str]:
 
 
 def make_private(where: int) -> tuple[int, str]:
-    """(descriptor, name) of a new folder of this user alone, locked: no one else changes what its names mean.
-    (-1, "") where there is no such folder, as on file systems without modes. Raises OSError."""
+    """(descriptor, name) of a new folder of this user alone, locked: no other user changes what its names
+    mean. (-1, "") where there is no such folder, as on file systems without modes. Raises OSError."""
     sweep(where)
     for _ in range(10):
         name = new_name()

@@ -140,7 +140,7 @@ class TransferEnd:
         return first
 
     def lose(self) -> None:
-        """Nobody can ask any more: log it. Its bytes stay undefined."""
+        """It cannot be asked for any more: log it. Its bytes stay undefined."""
         if untaken.pop(self, False) is not None or self.error is None:
             return
         cause = f" (after: {self.error.__cause__})" if self.error.__cause__ is not None else ""
@@ -227,7 +227,7 @@ class TransferEnd:
                 for start, stop, _shift in self.clipped(arriving.get(self, ())):
                     overwrite(arriving, start, stop, of=lambda end: end.missing is not None)
             arriving.pop(self, None)
-        self._homes = []  # last, so that whoever is interrupted here can start again
+        self._homes = []  # last, so that a call that is interrupted here can start again
 
 
 def overwrite(
@@ -289,12 +289,12 @@ def raise_untaken(ends: Iterable[TransferEnd]) -> None:
 
 
 def of_stream(runtime: object, device: int, handle: int | None) -> list[TransferEnd]:
-    """What nobody has heard of on this stream (None: on all of the device)."""
+    """What no caller has heard of on this stream (None: on all of the device)."""
     return [end for end in list(untaken) if end.is_on(runtime, device, handle)]
 
 
 def of_file(file: object) -> list[TransferEnd]:
-    """What nobody has heard of of this file."""
+    """What no caller has heard of of this file."""
     return [end for end in list(untaken) if end.is_of(file)]
 
 

@@ -19,7 +19,7 @@ from nobounce.clock import THREADS, Scheduler
 P = ParamSpec("P")
 T = TypeVar("T")
 GivenUp = Callable[[], bool]
-"""Whether the caller was interrupted, so that no one waits for the call any more."""
+"""Whether the caller was interrupted, so that nothing waits for the call any more."""
 
 
 class _Call(Generic[T]):

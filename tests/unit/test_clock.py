@@ -578,7 +578,7 @@ def test_a_condition_needs_its_lock_held() -> None:
         for call in (condition.wait, condition.notify, condition.notify_all):
             with pytest.raises(InternalError, match=r"main .* condition 1 without holding it"):
                 call()
-        with pytest.raises(InternalError, match="releases lock 2, which nobody holds"):
+        with pytest.raises(InternalError, match="releases lock 2, which no task holds"):
             lock.release()
         lock.acquire()
         assert lock.acquire(blocking=False) is False

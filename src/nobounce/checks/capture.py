@@ -47,7 +47,7 @@ _COMMON = frozenset(
     {"box", "class", "data", "debian", "dev", "fedora", "host", "linux", "localhost", "mapper", "node", "pci"}
     | {"proc", "server", "sys", "ubuntu", "vm"}
 )
-"""Host names that identify nobody, and that stand in too many other places."""
+"""Host names that identify no machine, and that stand in too many other places."""
 _UNIQUE_ID = re.compile(r"(?m)^(unique_id )(\d+)")
 
 

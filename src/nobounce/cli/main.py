@@ -110,7 +110,8 @@ def _run() -> int:
 
 
 def _interrupt_behind(error: SystemExit) -> KeyboardInterrupt | None:
-    """The interrupt behind it that nobody has told of, if there is one: typer ends by 130 without a word."""
+    """The interrupt behind it that has not been told of, if there is one: typer ends
+    by 130 without a word."""
     cause = None if error.__context__ is None else error.__context__.__cause__
     return cause if isinstance(cause, KeyboardInterrupt) else None
 

@@ -1,4 +1,4 @@
-"""What the answers of a capture look like. A capture comes from another machine, and perhaps from nobody's:
+"""What the answers of a capture look like. A capture comes from another machine, or was made up:
 it is checked once, when it is read, so that every question to it ends in an answer or an OSError."""
 
 from __future__ import annotations
@@ -137,4 +137,4 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "probe:hip_library": _anything,
 }
 """Every question there is. One that is not here was asked by a version with other
-questions, and nobody asks it now."""
+questions, and is not asked any more."""

@@ -1,4 +1,4 @@
-"""System calls that this process may not make, whoever forbids them.
+"""System calls that this process may not make, whatever forbids them.
 
 A kernel that lacks a call answers ENOSYS. A container's seccomp filter answers EPERM, or EACCES, to calls
 that it does not know, or forbids as it does io_uring's (runc#2151, docker's default profile), and Linux

@@ -3,7 +3,7 @@ not say (DIOALIGN absent).
 
 O_DIRECT may be accepted and mean nothing: the file system may serve it from the page cache. A read was direct
 if it moved the thread's own read_bytes by its size and left no page behind: a cold buffered read moves the
-counter too, but leaves pages. Where the kernel will not count pages (a file of somebody else's, Linux before
+counter too, but leaves pages. Where the kernel will not count pages (another user's file, Linux before
 6.5), sampling would start reading the very page in question, so the block is read a second time instead: what
 the first read left in the page cache, the second gets from there, and the counter stands still.
 

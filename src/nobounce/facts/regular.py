@@ -1,4 +1,4 @@
-"""What a regular file is, and what it holds: a pipe that nobody writes to would keep open() waiting for
+"""What a regular file is, and what it holds: a pipe without a writer would keep open() waiting for
 ever, a device may act on it."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def opener(path: str, flags: int) -> int:
     regular file, else OSError.
 
     What the shell's `<(...)` or `|` hands over as /dev/fd/N or /dev/stdin is let through:
-    somebody writes to that.
+    a pipe that the shell made has a writer.
     """
     if os.path.basename(os.path.realpath(path)).startswith("pipe:["):
         return os.open(path, flags | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """The driver: a use count for the process, and what is registered while it is above 0 (hipFile A-16 to A-23).
 
-One lock guards the count and the maps. Whoever does I/O takes a file and a buffer out of the maps under it
-and marks them in use there, so that a concurrent close or deregistration never pulls them away (C-31).
+One lock guards the count and the maps. A call that does I/O takes a file and a buffer out of the maps under
+it and marks them in use there, so that a concurrent close or deregistration never pulls them away (C-31).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from nobounce.io.params import Cell as Cell
 
 
 class Place(Cell):
-    """A Cell that nobody reads."""
+    """A Cell that is not read."""
 
 
 def store(out: Any, value: int) -> None:

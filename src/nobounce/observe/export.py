@@ -3,9 +3,9 @@ looks for in /proc/PID/fd.
 
 The kernel decides who may open it there, as it does for tracing (ptrace(2), PTRACE_MODE_READ): the same user,
 and root. So nothing listens, no thread runs and no name can be taken by another user or by another container.
-hipFile (F-9) hands the descriptor out over an abstract socket instead, whose name belongs to whoever binds it
-first in the network namespace. The seals keep the block's size and forbid new writers: a reader cannot be hit
-by SIGBUS and cannot change what it reads, and it reads on after the process is gone.
+hipFile (F-9) hands the descriptor out over an abstract socket instead, whose name belongs to the process that
+binds it first in the network namespace. The seals keep the block's size and forbid new writers: a reader
+cannot be hit by SIGBUS and cannot change what it reads, and it reads on after the process is gone.
 
 Under `nobounce stats` a process also hands its descriptor to the collector at once, so that nothing is missed
 however soon it ends, or is killed.
@@ -63,7 +63,7 @@ def make_memory() -> tuple[mmap.mmap, int]:
 
 
 def stop() -> None:
-    """Close the descriptor: nobody finds the counters any more. Readers that hold them keep them."""
+    """Close the descriptor: the counters cannot be found any more. Readers that hold them keep them."""
     global _fd
     fd, _fd = _fd, -1
     if fd >= 0:

@@ -147,7 +147,7 @@ NBYTES = WORDS * WORD
 
 def additions(words: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(word, value): what the rows of a block add to its words. Raises ValueError for rows that
-    nobody of ours has written."""
+    this library has not written."""
     rows = words[Header.ROWS]
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows of sums")

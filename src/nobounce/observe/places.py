@@ -140,7 +140,7 @@ class Places:
         return words
 
     def _row(self, growing: list[tuple[list[int], int]]) -> int:
-        """A new row: its three sums are added to these words by whoever reads. Where there is
+        """A new row: a reader adds its three sums to these words. Where there is
         no room, all are added up."""
         w = self.words
         entries = [word << 2 | which for words, which in growing for word in words]

@@ -1,6 +1,6 @@
 """Ranges that vendor profilers show: NVTX or roctx, where the process has their library loaded already.
 
-A library that nobody loaded has nobody listening; loading it here would only cost time. NVTX 3 has no library
+A library that is not loaded has no listener; loading it here would only cost time. NVTX 3 has no library
 of its own but lives inside those that use it: there the Python modules `nvtx` and torch (built for CUDA) are
 the way in, if they are imported and a tool has named itself in the variable that NVTX 3 looks into. Without
 one its calls do nothing and only take their time. Names are short and bounded.

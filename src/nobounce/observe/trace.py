@@ -243,7 +243,7 @@ class Tracer(hooks.Watcher):
                 self._named.add(name[0])
                 lines.insert(0, self._meta("thread_name", name[0], name[1]))
             self.events += len(events)
-            # At once: who leaves through os._exit, or is killed, has nobody left to write what waits.
+            # At once: a process that leaves through os._exit, or is killed, writes nothing that waits.
             self._write("".join(f",\n{line}" for line in lines))
 
     def _meta(self, what: str, track: int, name: str) -> str:

@@ -107,7 +107,8 @@ class Gate(ABC):
     """What is called when the stream gets here."""
 
     def look(self) -> bool:
-        """Whether the stream is known to have got here; calls `on_reached` in this thread if nobody has yet.
+        """Whether the stream is known to have got here; calls `on_reached` in this thread
+        if that has not been done.
 
         For a thread that waits anyway: it sees the stream arrive sooner than the runtime's own thread wakes
         up. A runtime that needs no looking says False.
@@ -309,8 +310,8 @@ class Runtime(ABC):
         """Hold `stream` here until the gate is opened; returns at once.
 
         `on_reached` is called once, on a runtime thread, when everything before has finished; it may only
-        signal. A `patient` caller is likely to `look` by itself: nobody is woken for it who looks within 200
-        us anyway. An implementation must open its gates at interpreter exit.
+        signal. A `patient` caller is likely to `look` by itself: no thread is woken for it that looks within
+        200 us anyway. An implementation must open its gates at interpreter exit.
         """
 
     # events

@@ -1,4 +1,4 @@
-"""Gates that nobody is left to open when the program has ended.
+"""Gates that no thread is left to open when the program has ended.
 
 At its end the interpreter first waits for every thread that is no daemon, and only then calls what atexit
 has: a thread that waits for a stream held at a gate would wait for good, and the process with it, if the gate
@@ -8,7 +8,7 @@ but wait inside one call of a runtime or of a transfer: then none of them can op
 promised no time. While one of them does anything else it may still be about to, so the gates stay closed.
 
 A transfer's gate is not among them. An I/O thread opens it when the bytes are there, and to open it sooner
-would let the stream read what has not arrived; whoever makes such a gate calls `promise`.
+would let the stream read what has not arrived; the maker of such a gate calls `promise`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def closed_by(on_reached: Callable[[], None] | None) -> list[Gate]:
 
 
 def look_after(closed: Callable[[], Iterable[Gate]]) -> None:
-    """Of the gates that `closed()` lists, open those that nobody is left to open; once
-    for each kind of runtime."""
+    """Of the gates that `closed()` lists, open those that no thread is left to open;
+    called once for each kind of runtime."""
     _closed.append(closed)
 
 
 def start() -> None:
-    """Make sure that somebody looks on; called where a gate is made."""
+    """Make sure that the thread that looks on runs; called where a gate is made."""
     global _started
     if not _started:
         with _starting:

@@ -200,7 +200,7 @@ class Baton:
         return self.draw(self._ready)
 
     def _advance(self) -> None:
-        """Nobody can run: end the settling, or move time, or report a deadlock to main."""
+        """No task can run: end the settling, or move time, or report a deadlock to main."""
         main = self.main
         if self.settling and all(task.idle for task in self.tasks if task is not main):
             self.wake(main)
@@ -303,7 +303,7 @@ class Baton:
 
     def _finish(self, task: BatonTask) -> threading.Lock | None:
         """Called on the thread of a task that has ended: whose baton to pass, None
-        when nobody waits any more."""
+        when no task waits any more."""
         if self.closed:
             return None
         task.alive = False

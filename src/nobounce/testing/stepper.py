@@ -4,7 +4,7 @@ The tasks of a `Stepper` are real threads of which exactly one runs (baton.py). 
 threads could change places (a lock taken or released, a wait, a notify, a sleep, a join, a spawn, a
 checkpoint, a task's end) a seeded generator picks who goes on: the same seed gives the same schedule, other
 seeds explore other orders. Code between two points is atomic; `checkpoint()` adds a point. Time moves only
-when nobody can run: it jumps to the earliest timer.
+when no task can run: it jumps to the earliest timer.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class _Lock:
         if self.owner is not task:
             if task.ended_early or baton.failed:
                 return  # its wait was cut short and could not take the lock back
-            held = f"which {self.owner.name} holds" if self.owner is not None else "which nobody holds"
+            held = f"which {self.owner.name} holds" if self.owner is not None else "which no task holds"
             raise InternalError(f"task {task.name} releases {self.name}, {held}")
         self._drop()
         baton.point(task, self._release_point)
@@ -257,7 +257,7 @@ class _Lock:
                 return True
         if not blocking:
             return False
-        raise InternalError(f"{self.name} is held and its Stepper is closed: nobody can release it")
+        raise InternalError(f"{self.name} is held and its Stepper is closed: nothing can release it")
 
 
 class _Condition(_Lock):

@@ -102,8 +102,8 @@ class Adapter(ABC):
 
     @abstractmethod
     def set_current(self, device: int) -> None:
-        """Make `device` the calling thread's current one; a device nobody used is not started
-        by that, where possible."""
+        """Make `device` the calling thread's current one; a device that was not used is not
+        started by that, where possible."""
 
     @abstractmethod
     def pointer_info(self, address: int) -> PointerInfo: ...
@@ -192,7 +192,7 @@ class Adapter(ABC):
             status = result[0]
             if status:
                 if row.asks and status == NOT_READY:
-                    # A status, no error: whoever looks next must not find it (HIP rule 79).
+                    # A status, no error: the next look must not find it (HIP rule 79).
                     self.take_last_error()
                     return False
                 self.take_last_error()

@@ -40,7 +40,7 @@ SHARE = 50
 """It sleeps for this part of the time that nothing has happened, and this many times
 as long as one look takes."""
 DOZE, LINGER = 200e-6, 20e-3
-"""Between looks that nobody waits for, and how long after the last event the watcher goes on
+"""Between looks that no caller waits for, and how long after the last event the watcher goes on
 dozing instead of sleeping."""
 HEALTH = 0.25
 """Seconds between two questions whether the device still lives, while nothing happens."""
@@ -189,7 +189,7 @@ class Gates:
         return list(self._shut)
 
     def open_all(self) -> None:
-        """At interpreter exit: nobody else will."""
+        """At interpreter exit: nothing else opens them."""
         for gate in list(self._shut):
             gate.open()
 
@@ -285,8 +285,8 @@ class Gates:
                     self._pause(pause)
 
     def _pause(self, seconds: float | None) -> None:
-        """Wait with the lock held, until something happens or for `seconds`. Whoever can wait
-        so long need not wake it."""
+        """Wait with the lock held, until something happens or for `seconds`. A caller that
+        can wait so long need not wake it."""
         self._looks_at = math.inf if seconds is None else self._scheduler.now() + seconds
         self._changed.wait(seconds)
         self._looks_at = 0.0
@@ -309,7 +309,7 @@ class Gates:
                 for gate in passed:
                     queue = self._queues.get(gate._stream)
                     if not queue or queue[0] is not gate:
-                        continue  # somebody else looked
+                        continue  # another thread has looked
                     mine.append(gate)
                     if len(queue) == 1:  # at one stroke: the watcher must never meet an empty queue
                         del self._queues[gate._stream]
@@ -324,7 +324,7 @@ class Gates:
                 self._tell(gate)
                 told += 1
         except BaseException:
-            # Whoever looked was interrupted: the watcher tells them, one of them perhaps again.
+            # The thread that looked was interrupted: the watcher tells them, one of them perhaps again.
             with self._changed.mutex:
                 self._untold += mine[told:]
                 self._happened()
@@ -337,8 +337,8 @@ class Gates:
             self._failed(gate._stream, e)
 
     def _lost(self, heads: list[GpuGate]) -> list[GpuGate]:
-        """Gates on a device that has failed: nothing will reach them, and whoever waits
-        must find out by trying."""
+        """Gates on a device that has failed: nothing will reach them, and those that
+        wait must find out by trying."""
         lost: set[int] = set()
         for device in {gate._stream[1] for gate in heads}:
             try:

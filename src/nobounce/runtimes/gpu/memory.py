@@ -92,7 +92,7 @@ class GpuMemory(GpuCore):
             return self.alloc_pinned(nbytes)
         except BaseException:
             # An interrupt may have come behind the registration: an address that the vendor takes for pinned
-            # must not become somebody else's.
+            # must not become another allocation's.
             if self._is_unregistered(address):
                 libc.unmap(address, whole)
             raise

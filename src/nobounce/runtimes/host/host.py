@@ -3,7 +3,7 @@ host_copies, and memory.
 
 At interpreter exit every gate is opened, and memory is no longer given back: the workers that might still use
 it end with the process. In a forked child the memory is there, work that was pending in the parent is
-reported as lost to whoever synchronises next, and everything can be used again.
+reported as lost by the next synchronisation, and everything can be used again.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class AllocationMap:
             return True
 
     def remove(self, allocation: Allocation) -> bool:
-        """False when somebody else has removed it."""
+        """False when another thread has removed it."""
         with self._lock:
             bases, allocations = self._view
             at = bisect_right(bases, allocation.base) - 1
@@ -102,7 +102,7 @@ class AllocationMap:
         at_exit: Callable[[], bool] = sys.is_finalizing,
         unmap: Callable[[int, int], None] = libc.unmap,
     ) -> None:
-        """What nobody freed goes with the runtime. At exit it stays: threads that end with the
+        """What was not freed goes with the runtime. At exit it stays: threads that end with the
         process may write to it."""
         if not at_exit():
             for allocation in getattr(self, "_view", ((), ()))[1]:

@@ -388,7 +388,7 @@ class Executor:
 
     def restart(self, devices: Iterable[HostDevice]) -> None:
         """In a forked child: nothing of the parent's pending work will run here, and
-        whoever syncs is told so."""
+        a sync says so."""
         self._generation += 1
         self.lock = self.scheduler.lock()
         self._idle = []
