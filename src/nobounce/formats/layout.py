@@ -22,8 +22,9 @@ from nobounce.formats.sources import Source
 
 ALIGN = 4096
 """Bytes, a multiple of which the data section begins at."""
-PIECE = 8 << 20
-"""Bytes that are gathered at a time: one chunk of the engine."""
+PIECE = 16 << 20
+"""Bytes that are gathered at a time: one direct write of the engine. The best of 15 saves of 1 GiB took 0.37 s, of pieces of 8 MiB 0.40, of a
+plain writer 0.34."""
 STRAIGHT = 16 << 20
 """Bytes that are written at a time from the caller's own memory."""
 LEAST_STRAIGHT = 1 << 20
