@@ -37,6 +37,7 @@ _NAMES = {
     "formats.save": ("save",),
     "formats.saveasync": ("SaveTransfer", "save_async"),
     "io.batch.batch": ("Batch",),
+    "io.batch.instream": ("BatchTransfer",),
     "io.batch.table": ("BatchEvent", "BatchResult"),
     "io.file": ("File", "open"),
     "io.params": ("Cell", "StreamFlags"),
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from nobounce.formats.saveasync import SaveTransfer as SaveTransfer
     from nobounce.formats.saveasync import save_async as save_async
     from nobounce.io.batch.batch import Batch as Batch
+    from nobounce.io.batch.instream import BatchTransfer as BatchTransfer
     from nobounce.io.batch.table import BatchEvent as BatchEvent
     from nobounce.io.batch.table import BatchResult as BatchResult
     from nobounce.io.file import File as File

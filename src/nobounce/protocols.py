@@ -71,7 +71,8 @@ class CupyStream(Protocol):
     def ptr(self) -> int: ...
 
 
-StreamLike = SupportsCudaStream | TorchStream | CupyStream | int | None
+SomeStream = SupportsCudaStream | TorchStream | CupyStream | int
+StreamLike = SomeStream | None
 """A Stream, a handle, None for the device's legacy default stream, or the stream of a framework."""
 
 

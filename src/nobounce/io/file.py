@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from nobounce import forked, transferend
 from nobounce.config import Settings
@@ -35,7 +35,7 @@ from nobounce.io.prepare import route_of, transfer
 from nobounce.io.receipt import Receipt
 from nobounce.io.submit import Params, submit
 from nobounce.io.transfer import Transfer
-from nobounce.protocols import BufferLike, IntArrayLike, IntCell, IntLike, StreamLike
+from nobounce.protocols import BufferLike, IntArrayLike, IntCell, IntLike, SomeStream, StreamLike
 from nobounce.records import replace
 from nobounce.route.types import Cache, Op, Require, Route
 from nobounce.runtimes.base import DirectIO
@@ -231,6 +231,7 @@ class File:
         """
         return transfer(self, "read", buffer, (nbytes, file_offset, buffer_offset), require, cache)
 
+    @overload
     def read_many(
         self,
         buffer: BufferLike,
@@ -240,12 +241,39 @@ class File:
         buffer_offsets: IntArrayLike | None = None,
         require: Require = "auto",
         cache: Cache = "auto",
-    ) -> Receipt:
+        stream: None = None,
+    ) -> Receipt: ...
+
+    @overload
+    def read_many(
+        self,
+        buffer: BufferLike,
+        *,
+        file_offsets: IntArrayLike,
+        nbytes: IntArrayLike,
+        buffer_offsets: IntArrayLike | None = None,
+        require: Require = "auto",
+        cache: Cache = "auto",
+        stream: SomeStream,
+    ) -> Transfer: ...
+
+    def read_many(
+        self,
+        buffer: BufferLike,
+        *,
+        file_offsets: IntArrayLike,
+        nbytes: IntArrayLike,
+        buffer_offsets: IntArrayLike | None = None,
+        require: Require = "auto",
+        cache: Cache = "auto",
+        stream: StreamLike | None = None,
+    ) -> Receipt | Transfer:
         """Read many blocks, side by side; the arguments are those of `Batch.read`. Returns the Receipt of all of them, or raises the
-        first error once all have ended, with a note for how many there are besides. Raises as `Batch.read` does."""
+        first error once all have ended, with a note for how many there are besides. With `stream` they take their place there, behind
+        one gate, and a Transfer is returned at once. Raises as `Batch.read` and `Batch.submit` do."""
         from nobounce.io.batch.batch import read_many
 
-        return read_many(self, buffer, (file_offsets, nbytes, buffer_offsets), require, cache)
+        return read_many(self, buffer, (file_offsets, nbytes, buffer_offsets), require, cache, stream)
 
     def write(
         self,

@@ -295,6 +295,12 @@ def spreading(
     return min(most, worth)
 
 
+def slots_ahead(nbytes: int, slot_nbytes: int) -> int:
+    """Slots of a bounce ring to have ready for a batch of `nbytes` bytes in stream order: for its polling threads and a spare one, no
+    more than it fills."""
+    return max(2, min(MOST_POLLERS + 2, -(-nbytes // slot_nbytes)))
+
+
 def threads_ahead(chosen: Settings, nbytes: int) -> int:
     """Threads worth starting before a direct read of `nbytes` bytes into fresh memory is asked for."""
     return min(chosen.io_threads or FRESH_DIRECT_WIDTH, -(-nbytes // TAIL_NBYTES))

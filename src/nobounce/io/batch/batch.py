@@ -11,11 +11,10 @@ import atexit
 import contextlib
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from nobounce import forked
 from nobounce.buffer import as_buffer
@@ -25,12 +24,13 @@ from nobounce.io import hooks
 from nobounce.io.batch.columns import Share, integers, largest, requests
 from nobounce.io.batch.driver import Driver
 from nobounce.io.batch.group import Group
+from nobounce.io.batch.instream import BatchTransfer, put
 from nobounce.io.batch.table import BatchEvent, BatchResult
 from nobounce.io.engine import engine_for
 from nobounce.io.movers import uring
 from nobounce.io.prepare import in_order
-from nobounce.io.receipt import Receipt
-from nobounce.protocols import BufferLike, IntArrayLike
+from nobounce.io.receipt import Receipt, total
+from nobounce.protocols import BufferLike, IntArrayLike, SomeStream, StreamLike
 from nobounce.route.many import INVALID, REFUSED
 from nobounce.route.types import Cache, Op, Require
 from nobounce.uninterrupted import GivenUp, uninterrupted
@@ -38,8 +38,10 @@ from nobounce.uninterrupted import GivenUp, uninterrupted
 if TYPE_CHECKING:
     import numpy as np
 
+    from nobounce.buffer import Buffer
     from nobounce.clock import Scheduler
     from nobounce.io.file import File
+    from nobounce.io.transfer import Transfer
 
     Array = np.ndarray[Any, Any]
 
@@ -81,11 +83,15 @@ class Batch:
             raise UnavailableError(why)
         self.capacity, self.depth, self.strict = capacity, min(depth, uring.MAX_DEPTH // 2), strict
         self._uring = method != "threads" and not why
-        self._lock = threading.Lock()
         self._pid = os.getpid()
         self._next_id = 0
         self._closed = False
-        self._driver = Driver(capacity, self.depth, self._lock, use_uring=self._uring)
+        self._driver = Driver(capacity, self.depth, use_uring=self._uring)
+        self._in_stream: list[BatchTransfer] = []
+        """Those of which the receipt is not yet a part of `_moved`."""
+        self._moved: list[Receipt] = []
+        self._to_wait: list[Buffer] = []
+        """Buffers of requests that have been added: work already in their streams comes first."""
         _open.add(self)
 
     # adding requests
@@ -161,8 +167,8 @@ class Batch:
             raise ArgumentError(f"{len(cookies)} cookies for {count} requests")
         if timeout is not None and not timeout >= 0:
             raise ArgumentError(f"timeout={timeout!r}: give seconds, or None")
-        view.wait()
         if view.allocation.arriving:
+            view.wait()
             for share in shares:
                 for file_offset, size, at in zip(*(c[share.rows].tolist() for c in places), strict=True):
                     in_order(share.file, op, view, (size, file_offset, at))
@@ -190,6 +196,7 @@ class Batch:
                 self._driver.results.cookies.update(zip(ids.tolist(), cookies, strict=True))
             for group, share in zip(groups, shares, strict=True):
                 self._driver.add(group, ids if share.all else ids[share.rows], timeout, pool)
+            self._to_wait.append(view)
             return ids
 
         return self._locked(add, view.device._runtime.scheduler)
@@ -200,9 +207,12 @@ class Batch:
         self._own()
 
         def locked(given_up: GivenUp) -> T:
-            with self._lock:
-                self._guard()
-                return call(given_up)
+            while True:
+                driver = self._driver
+                with driver.lock:
+                    if driver is self._driver:  # else its requests went into a stream meanwhile
+                        self._guard()
+                        return call(given_up)
 
         return uninterrupted(locked, scheduler or self._driver.scheduler)
 
@@ -236,9 +246,45 @@ class Batch:
 
     # carrying them out
 
-    def submit(self) -> int:
-        """Start what has been added; returns how many requests that are. Never waits for storage."""
-        return self._locked(lambda _: self._driver.submit())
+    @overload
+    def submit(self, *, stream: None = None) -> int: ...
+
+    @overload
+    def submit(self, *, stream: SomeStream) -> BatchTransfer: ...
+
+    def submit(self, *, stream: StreamLike | None = None) -> int | BatchTransfer:
+        """Start what has been added; returns how many requests that are. Never waits for storage; work already in the buffers' streams
+        comes first.
+
+        With `stream`, all of it takes its place there, behind one gate: after everything before it on the stream, before everything
+        after. Returns a BatchTransfer at once, whose `result()` is the BatchResult; these requests are the batch's no longer. A request
+        that fails leaves its bytes undefined, and later work on the stream goes on. Raises ArgumentError where nothing has been added,
+        or the stream is another device's than a buffer.
+        """
+        if stream is None:
+            self._wait_for_buffers()
+            return self._locked(lambda _: self._driver.submit())
+
+        def apart(_: GivenUp) -> tuple[Driver, list[Group]]:
+            driver = self._driver
+            if driver.under_way:
+                raise ArgumentError(
+                    "requests of the batch run already: wait() for them before others go into a stream"
+                )
+            if not (groups := driver.added):
+                raise ArgumentError("nothing has been added that could go into the stream")
+            self._driver = Driver(self.capacity, self.depth, use_uring=self._uring)
+            self._to_wait.clear()
+            return driver, groups
+
+        transfer = put(*self._locked(apart), stream)
+        self._in_stream.append(transfer)
+        return transfer
+
+    def _wait_for_buffers(self) -> None:
+        while self._to_wait:
+            self._to_wait[-1].wait()
+            self._to_wait.pop()
 
     def wait(self, min_n: int | None = None, timeout: float | None = None) -> BatchResult:
         """Start what has been added, wait for `min_n` results (None: all of them) or `timeout` seconds, and take what is there.
@@ -249,6 +295,7 @@ class Batch:
         if min_n is not None and min_n < 0:
             raise ArgumentError(f"min_n={min_n}: give 0 or more")
         THREADS.help()
+        self._wait_for_buffers()
 
         def take(given_up: GivenUp) -> BatchResult:
             self._driver.run(min_n, timeout, given_up)
@@ -281,10 +328,15 @@ class Batch:
 
     @property
     def receipt(self) -> Receipt:
-        """The sum of what the batch has moved so far: bytes per backend and reason, retries, evidence."""
+        """The sum of what the batch has moved so far, in streams by what has ended there: bytes per backend and reason, retries,
+        evidence."""
         self._own()
-        with self._lock:
-            return self._driver.tally.receipt()
+        ended = [t for t in self._in_stream if t.done()]
+        self._in_stream = [t for t in self._in_stream if t not in ended]
+        self._moved += [t.receipt for t in ended if t.receipt is not None]
+        with self._driver.lock:
+            own = self._driver.tally.receipt()
+        return total([*self._moved, own]) if self._moved else own
 
     @property
     def outstanding(self) -> int:
@@ -316,7 +368,7 @@ class Batch:
             uninterrupted(self._close, self._driver.scheduler)
 
     def _close(self, _: GivenUp) -> None:
-        with self._lock:
+        with self._driver.lock:
             if self._closed:
                 return
             try:
@@ -363,8 +415,13 @@ class Batch:
 
 
 def read_many(
-    file: File, buffer: BufferLike, where: tuple[Any, Any, Any], require: Require, cache: Cache
-) -> Receipt:
+    file: File,
+    buffer: BufferLike,
+    where: tuple[Any, Any, Any],
+    require: Require,
+    cache: Cache,
+    stream: StreamLike | None,
+) -> Receipt | Transfer:
     """As `File.read_many`; `where` is (file offsets, sizes, buffer offsets)."""
     file_offsets, nbytes, buffer_offsets = where
     with Batch(capacity=max(1, largest(where))) as batch:
@@ -377,6 +434,8 @@ def read_many(
             require=require,
             cache=cache,
         )
+        if stream is not None:
+            return batch.submit(stream=stream)._transfer
         result = batch.wait()
         if result.errors:
             first, *others = result.errors.values()
@@ -392,14 +451,15 @@ _open: weakref.WeakSet[Batch] = weakref.WeakSet()
 def _settle() -> None:
     """At exit, while threads still run: what has not begun is cancelled, and what runs is waited for."""
     for batch in list(_open):
-        if batch._closed or batch._pid != os.getpid() or not batch._lock.acquire(blocking=False):
+        if batch._closed or batch._pid != os.getpid() or not batch._driver.lock.acquire(blocking=False):
             continue  # a thread that uses it settles it itself
+        driver = batch._driver
         try:
             with contextlib.suppress(OSError, NobounceError):
-                batch._driver.cancel(None)
-                batch._driver.drain()
+                driver.cancel(None)
+                driver.drain()
         finally:
-            batch._lock.release()
+            driver.lock.release()
 
 
 atexit.register(_settle)

@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 class Driver:
     """The requests of one batch, their lanes and their results."""
 
-    def __init__(self, capacity: int, depth: int, lock: threading.Lock, *, use_uring: bool) -> None:
+    def __init__(self, capacity: int, depth: int, *, use_uring: bool) -> None:
+        self.lock = threading.Lock()
         self.table, self.tally = Table(capacity), Tally()
         self.pool: Engine | None = None
         self.results = Results(self.table)
-        self._lanes = Lanes(self.table, depth, lock, use_uring=use_uring)
+        self._lanes = Lanes(self.table, depth, self.lock, use_uring=use_uring)
         self._ends = Ends(self.table, self.tally, self.results, self._lanes, lambda: self.scheduler)
         self._next_group = 0
         self._added: list[tuple[int, Array, float]] = []
@@ -67,6 +68,11 @@ class Driver:
     def _open(self) -> int:
         """Requests without a result yet."""
         return self.outstanding - self.results.count
+
+    @property
+    def added(self) -> list[Group]:
+        """The groups of requests that have not been submitted."""
+        return [self._ends.groups[key] for key, _, _ in self._added]
 
     @property
     def scheduler(self) -> Scheduler:
