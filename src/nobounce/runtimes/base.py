@@ -23,6 +23,7 @@ from nobounce.runtimes.powers import (
     HostRegistration,
     LastErrors,
     ManagedMemory,
+    Modules,
     OrderedMemory,
     Peers,
     StreamTraits,
@@ -350,6 +351,10 @@ class Runtime(ABC):
     @property
     def host_registration(self) -> HostRegistration | None:
         return self if isinstance(self, HostRegistration) and self.capabilities.host_register else None
+
+    @property
+    def modules(self) -> Modules | None:
+        return self if isinstance(self, Modules) and self.capabilities.modules else None
 
     @property
     def stream_traits(self) -> StreamTraits | None:

@@ -72,6 +72,20 @@ class HostRegistration(ABC):
     def unregister_host(self, address: int) -> None: ...
 
 
+class Modules(ABC):
+    """Kernels, as text that the device's driver compiles."""
+
+    @abstractmethod
+    def load_kernel(self, device: int, text: bytes, name: str) -> int:
+        """The kernel of that name; it stays loaded for as long as the process lives. Raises
+        DeviceError where the driver does not take the text (on CUDA: PTX)."""
+
+    @abstractmethod
+    def launch(self, kernel: int, grid: tuple[int, int], threads: int, argument: int, stream: int) -> None:
+        """Put a launch into the stream: `grid` blocks of `threads` threads each, whose one parameter
+        is 64 bits wide."""
+
+
 class StreamTraits(ABC):
     """What a stream was made as: its urgency, where the capability `priorities` is declared
     (HIP rule 8), and its kind."""

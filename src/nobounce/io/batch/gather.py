@@ -186,7 +186,7 @@ class GatherLane:
         """Move the window, and those behind it that take the same way; returns the next that does not."""
         ring = mine.parts[0].ring
         try:
-            way: Ways = InPlace(by) if ring is None else Relay(ring, by)
+            way: Ways = InPlace(by) if ring is None else Relay(ring, by, scatters=not mine.packed)
         except NobounceError as e:
             self._tell(split(mine, nothing(mine), e))
             return self._claim(until)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nobounce.errors import ArgumentError, InternalError, NobounceError
 from nobounce.io.engine import engine_for
 from nobounce.io.hold import Hold
+from nobounce.io.movers.scatter import ready
 from nobounce.io.quiet import KnownGate
 from nobounce.io.strategy import slots_ahead
 from nobounce.io.transfer import Transfer
@@ -160,6 +161,8 @@ def put(driver: Driver, groups: list[Group], stream: StreamLike) -> BatchTransfe
         for ring in {g.target.ring for g in groups if g.target.ring is not None}:
             # Behind the gate nothing is pinned any more.
             ring.prepare(slots_ahead(job.asked, ring.slot_nbytes), 1)
+            if not all(_is_packed(g) for g in groups):
+                ready(ring)
         transfer = Transfer(pool, job.begin, job.release)  # type: ignore[arg-type]
         first = groups[0]
         place = first.op, job.asked, int(first.file_offset[0])
@@ -177,6 +180,12 @@ def put(driver: Driver, groups: list[Group], stream: StreamLike) -> BatchTransfe
         else:
             transfer.cancel()  # its end gives back what it holds, also where it runs already
         raise
+
+
+def _is_packed(group: Group) -> bool:
+    """Whether the blocks lie one behind the other in the buffer."""
+    to = group.buffer_offset
+    return bool((to[1:] == to[:-1] + group.nbytes[:-1]).all())
 
 
 def _stream_of(stream: StreamLike, groups: list[Group]) -> Stream:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from nobounce.errors import DeviceError, NobounceError
 from nobounce.io.movers.gather import ADDRESS, NUMBER, Blocks, entries, moved
+from nobounce.io.movers.scatter import LEAST_COPIES, MOST_COPIES, TABLE_NBYTES, Scatter, scatter_of, table
+from nobounce.io.strategy import SLOT_NBYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +119,9 @@ def cut(parts: list[Part], rows: int, nbytes: int) -> list[list[Part]]:
     """The parts of each window: at most so many requests and bytes, but at least one request."""
     found: list[list[Part]] = []
     rows_left = room = 0
+    most = nbytes
     for part in parts:
+        nbytes = most if part.packed else min(most, SLOT_NBYTES - TABLE_NBYTES)
         ends, start, count = part.nbytes.cumsum(), 0, len(part.slots)
         while start < count:
             before = int(ends[start - 1]) if start else 0
@@ -178,21 +182,30 @@ def nothing(window: Window) -> Array:
     return np.zeros(len(window.nbytes), np.int64)
 
 
-def _copies(window: Window, slot: int, results: Array) -> list[tuple[int, int, int]]:
-    """(dst, src, nbytes) of what was read: neighbours on both sides are one copy."""
+class _Copies(NamedTuple):
+    """Arrays of one length; neighbours on both sides are one copy."""
+
+    targets: Array
+    sources: Array
+    nbytes: Array
+
+
+def _copies(window: Window, slot: int, results: Array) -> _Copies:
+    """Of what was read."""
     import numpy as np
 
     if window.packed and bool((results == window.nbytes).all()):
-        return [(int(window.addresses[0]), slot, int(results.sum()))]
+        return _Copies(window.addresses[:1], np.array([slot]), results.sum(keepdims=True))
     there = results > 0
     sources = window.nbytes.cumsum() - window.nbytes + slot
     targets, sources, nbytes = window.addresses[there], sources[there], results[there]
-    if not len(targets):
-        return []
+    if len(targets) < 2:
+        return _Copies(targets, sources, nbytes)
     joined = (targets[1:] == targets[:-1] + nbytes[:-1]) & (sources[1:] == sources[:-1] + nbytes[:-1])
+    if not bool(joined.any()):
+        return _Copies(targets, sources, nbytes)
     starts = np.concatenate([[0], np.flatnonzero(~joined) + 1])
-    sizes = np.add.reduceat(nbytes, starts)
-    return list(zip(targets[starts].tolist(), sources[starts].tolist(), sizes.tolist(), strict=True))
+    return _Copies(targets[starts], sources[starts], np.add.reduceat(nbytes, starts))
 
 
 def split(window: Window, results: Array, error: Exception | None = None) -> list[Ended]:
@@ -256,8 +269,9 @@ class _Read(NamedTuple):
 class Relay:
     """One thread's slots of a device's bounce ring, as many as there are of those it can use, and its copy stream."""
 
-    def __init__(self, ring: Ring, by: Blocks) -> None:
-        """Raises DeviceError and OutOfMemoryError, and holds nothing then."""
+    def __init__(self, ring: Ring, by: Blocks, *, scatters: bool) -> None:
+        """`scatters`: neighbours in the slots may be apart on the device. Raises DeviceError and OutOfMemoryError, and holds nothing
+        then."""
         self.ring, self._by = ring, by
         self._reading: deque[_Read] = deque()
         self._copying: deque[_Read] = deque()
@@ -270,6 +284,9 @@ class Relay:
             if first is not None:
                 self._free.append(first)
             self._undo = made.pop_all()
+        self._scatter: Scatter | None = None
+        if first is not None and scatters:
+            self._scatter = scatter_of(ring, first[0], self._calls, self._stream)
 
     def close(self) -> None:
         with self._undo:
@@ -308,15 +325,27 @@ class Relay:
         window, results = oldest.reading.window, oldest.reading.finish()
         self._copying.append(self._reading.popleft())
         try:
-            copies = _copies(window, oldest.slot[0], results)
-            if len(copies) == 1:
-                self._calls.copy(*copies[0], self._stream)
-            elif copies:
-                self._calls.copy_many(copies, self._stream)
+            self._queue(_copies(window, oldest.slot[0], results), oldest.slot[0], window)
             self._calls.record(oldest.slot[1], self._stream)
         except (NobounceError, MemoryError) as e:
             return self._failed(e)
         return []
+
+    def _queue(self, copies: _Copies, slot: int, window: Window) -> None:
+        """Raises DeviceError and MemoryError."""
+        count, ring = len(copies.nbytes), self.ring
+        room = int(window.nbytes.sum()) <= ring.slot_nbytes - TABLE_NBYTES
+        if self._scatter is not None and LEAST_COPIES < count <= MOST_COPIES and room:
+            rows = table(ring, slot, count)
+            rows[:, 0], rows[:, 1], rows[:, 2] = copies
+            at = slot + ring.slot_nbytes - TABLE_NBYTES
+            self._scatter.launch(at, count, int(copies.nbytes.max()), self._stream)
+            return
+        listed: list[tuple[int, int, int]] = list(zip(*(c.tolist() for c in copies), strict=True))
+        if count == 1:
+            self._calls.copy(*listed[0], self._stream)
+        elif count:
+            self._calls.copy_many(listed, self._stream)
 
     def finish(self) -> list[Ended]:
         ended: list[Ended] = []

@@ -28,7 +28,7 @@ from nobounce.runtimes.gpu.adapter import Adapter
 from nobounce.runtimes.gpu.capture import Apart, Captures
 from nobounce.runtimes.gpu.gates import Gates
 from nobounce.runtimes.gpu.host import HostCalls, StreamKey
-from nobounce.runtimes.gpu.table import STREAM_NONBLOCKING
+from nobounce.runtimes.gpu.table import ROWS, STREAM_NONBLOCKING
 
 On = contextlib.AbstractContextManager[Any]
 _NOTHING: On = contextlib.nullcontext()
@@ -85,6 +85,7 @@ class GpuCore(Runtime):
             host_register=True,
             page_cache_dma=adapter.flag("register_read_only", 0),
             stream_ordered_alloc=adapter.flag("pools", 0),
+            modules=adapter.function(ROWS["launch"])[1] is not None,
             dlpack_device_type=adapter.dlpack_device_type,
         )
 

@@ -8,6 +8,7 @@ call, and giving things back there does nothing. At interpreter exit every gate 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import weakref
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from nobounce.runtimes.powers import (
     HostRegistration,
     LastErrors,
     ManagedMemory,
+    Modules,
     OrderedMemory,
     Peers,
     StreamTraits,
@@ -40,6 +42,7 @@ class GpuRuntime(
     OrderedMemory,
     ManagedMemory,
     HostRegistration,
+    Modules,
     StreamTraits,
     Timing,
     LastErrors,
@@ -81,6 +84,21 @@ class GpuRuntime(
         if self._direct is None:
             self._direct = self._adapter.direct()
         return self._direct
+
+    # kernels
+
+    @api
+    def load_kernel(self, device: int, text: bytes, name: str) -> int:
+        self._device(device, "load_kernel")
+        with self._apart(device):
+            module = self._adapter.module_load(text + b"\0")
+            return int(self._adapter.module_function(int(module), name.encode()))
+
+    @api
+    def launch(self, kernel: int, grid: tuple[int, int], threads: int, argument: int, stream: int) -> None:
+        given = (argument,), (ctypes.c_uint64,)
+        with self._on(self._where(stream)):
+            self._adapter.launch(kernel, *grid, 1, threads, 1, 1, 0, stream, given, 0)
 
     # peers and errors
 

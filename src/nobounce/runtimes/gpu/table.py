@@ -79,6 +79,14 @@ _ROWS = (
     Row("runtime_version", "runtime:cudaRuntimeGetVersion", "hipRuntimeGetVersion", (), ("number",)),
     Row("driver_version", "runtime:cudaDriverGetVersion", "hipDriverGetVersion", (), ("number",)),
     # contexts: CUDA's push and pop keep a device untouched that the caller never used (case C98)
+    Row("module_load", "driver:cuModuleLoadData", "", ("text",), ("object",)),
+    Row("module_function", "driver:cuModuleGetFunction", "", ("address", "text"), ("handle",)),
+    Row(
+        "launch",
+        "driver:cuLaunchKernel",
+        "",
+        ("address", *("number",) * 7, "stream", "list", "number"),
+    ),
     Row("context_retain", "driver:cuDevicePrimaryCtxRetain", "", ("number",), ("object",)),
     Row("context_state", "driver:cuDevicePrimaryCtxGetState", "", ("number",), ("number", "number")),
     Row("context_push", "driver:cuCtxPushCurrent", "", ("address",)),
