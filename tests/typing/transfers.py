@@ -128,6 +128,13 @@ read_all("f", bytearray(1), None, 1)
 gather(np.empty(1), [1], torch.device("cpu"))
 gather(np.empty(1), np.array([1]), None)
 
+# In stream order
+assert_type(batch.submit(), int)
+assert_type(batch.submit(stream=stream), nobounce.BatchTransfer)
+assert_type(batch.submit(stream=torch.cuda.current_stream()).result(), nobounce.BatchResult)
+assert_type(file.read_many(buffer, file_offsets=0, nbytes=1), nobounce.Receipt)
+assert_type(file.read_many(buffer, file_offsets=0, nbytes=1, stream=stream), nobounce.Transfer)
+
 # Devices
 nobounce.Device(torch.device("cuda", 0))
 nobounce.Device(0)
