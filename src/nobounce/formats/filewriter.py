@@ -3,7 +3,7 @@
 A device has a few lanes, each a stream and a slot of scratch memory. A piece takes a free lane: its tensors are copied into the slot, on
 the host by numpy, on a device in the order of the stream, and the engine writes the slot from there; a straight piece is written from the
 caller's memory on the same stream. A lane is free when its last piece is written, so the scratch is bounded: 48 MiB a device. Writes end in
-any order (ext4 lets one at a time extend a file), and whoever waited for a certain lane would find all others idle by then.
+any order (ext4 lets one at a time extend a file), so waiting for a certain lane would leave all others idle.
 """
 
 from __future__ import annotations

@@ -176,7 +176,11 @@ def test_memory_comes_in_by_protocol(tmp_path: Path) -> None:
 def test_data_begins_on_a_page_and_no_element_is_misaligned(tmp_path: Path) -> None:
     kinds = [np.uint8, np.float64, np.complex64, np.int16, np.float32, np.int64]
     tensors = {f"t{i}": np.ones(i * 7 + 1, kinds[i % len(kinds)]) for i in range(60)}
-    tensors |= {"page": np.ones(4096, np.uint8), "pages": np.ones((3, 1024), np.float32)}
+    tensors |= {
+        "odd": np.ones(13, np.uint8),
+        "page": np.ones(4096, np.uint8),
+        "pages": np.ones((3, 1024), np.float32),
+    }
     nobounce.save(tensors, tmp_path / "m")
     header = read_header_of(tmp_path / "m")
     assert header.data_offset % 4096 == 0
