@@ -44,6 +44,7 @@ _NAMES = {
     "io.receipt": ("Receipt", "Retry", "Segment"),
     "io.streams": ("deregister_stream", "register_stream"),
     "io.transfer": ("Transfer",),
+    "io.trim": ("trim",),
     "observe.snapshot": ("Flow", "Stats", "stats"),
     "observe.subscribe": ("Subscription", "subscribe"),
     "protocols": ("BufferLike", "IntArrayLike", "IntCell", "IntLike", "StreamLike"),
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from nobounce.io.streams import deregister_stream as deregister_stream
     from nobounce.io.streams import register_stream as register_stream
     from nobounce.io.transfer import Transfer as Transfer
+    from nobounce.io.trim import trim as trim
     from nobounce.observe.snapshot import Flow as Flow
     from nobounce.observe.snapshot import Stats as Stats
     from nobounce.observe.snapshot import stats as stats

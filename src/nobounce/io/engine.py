@@ -21,7 +21,7 @@ from nobounce.io.job import Job
 from nobounce.io.movers import uring
 from nobounce.io.movers.bounce import Rings
 from nobounce.io.strategy import Machine
-from nobounce.runtimes import faults
+from nobounce.runtimes import faults, registry
 from nobounce.runtimes.base import Runtime
 
 MAX_THREADS = 32
@@ -203,6 +203,12 @@ def engine_for(runtime: Runtime) -> Engine:
             if _engine is None:
                 _engine = Engine()
     return _engine
+
+
+def engines() -> list[Engine]:
+    """Those that are there now."""
+    own = [runtime.engine for runtime in registry.loaded()]
+    return [e for e in (_engine, *own) if isinstance(e, Engine)]
 
 
 def _forget() -> None:

@@ -234,8 +234,12 @@ class Runtime(ABC):
         """Page-aligned pinned host memory; nbytes 0 gives address 0 (HIP rule 128)."""
 
     def alloc_bounce(self, nbytes: int) -> int:
-        """Pinned host memory for the slots of a bounce ring, which are kept for good. As `alloc_pinned`."""
+        """Pinned host memory for the slots of a bounce ring. As `alloc_pinned`."""
         return self.alloc_pinned(nbytes)
+
+    def free_bounce(self, address: int, nbytes: int) -> None:
+        """Give back what `alloc_bounce` gave for so many bytes. As `free_pinned`."""
+        self.free_pinned(address)
 
     @abstractmethod
     def free_pinned(self, address: int) -> None: ...

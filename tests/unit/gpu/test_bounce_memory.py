@@ -11,6 +11,8 @@ import pytest
 from doubles.hip_bindings import HipDouble
 from nobounce.errors import DeviceError, OutOfMemoryError, RuntimeStatus
 from nobounce.io.movers.bounce import SLOT_NBYTES, Ring
+from nobounce.io.quiet import closed_gate
+from nobounce.route.types import MemoryKind
 from nobounce.runtimes import libc
 from nobounce.runtimes.gpu import cuda, hip
 from nobounce.runtimes.gpu import memory as gpu_memory
@@ -105,6 +107,30 @@ def test_a_ring_takes_its_slots_so_and_they_carry_bytes(
     runtime.copy_async(slot[0] + 8192, device, 4096, stream)
     runtime.stream_sync(stream)
     assert bytes(ring.view(slot[0])[8192 : 8192 + 4096]) == data
+
+
+def test_a_slot_that_goes_back_is_unregistered_and_unmapped(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(runtime, monkeypatch)
+    ring = Ring(runtime, 0)
+    slot = ring.acquire(wait=True)
+    assert slot is not None
+    assert ring.trim() == 0, "it is in use"
+    ring.release(slot)
+    assert ring.trim() == ring.slot_nbytes
+    assert ring.pinned_nbytes == 0
+    assert not memory.mapped
+    assert runtime.pointer_info(slot[0]).kind is MemoryKind.PAGEABLE
+    again = ring.acquire(wait=True)
+    assert again is not None
+    ring.release(again)
+    gate = closed_gate(runtime, runtime.stream_create(0), lambda: None)
+    try:
+        assert ring.trim() == 0, "to unpin would wait for the gate"
+    finally:
+        gate.open()
+    assert ring.trim() == ring.slot_nbytes
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The bounce ring of a device: pinned host memory that fallback relays through, made once and bounded.
 
-Pinning runs at 1.5 to 5 GiB/s, so slots are made on first need, kept, and never made per call (J-15, J-21).
+Pinning runs at 1.5 to 5 GiB/s, so slots are made on first need, kept until `trim`, and never made per call (J-15, J-21).
 """
 
 from __future__ import annotations
@@ -221,6 +221,30 @@ class Ring:
             self._made -= slots
             self._changed.notify_all()
 
+    def trim(self) -> int:
+        """Give the free slots back; returns their bytes. None while a stream is held at a gate: unpinning waits for the device."""
+        quiet = quiet_of(self.runtime)
+        if quiet is not None and not quiet.try_call():
+            return 0
+        given = 0
+        try:
+            while True:
+                with self._changed.mutex:
+                    if len(self._free) <= self.wanted:
+                        return given * self.slot_nbytes
+                    address, event = self._free.pop()
+                    self._views.pop(address, None)
+                try:
+                    self.runtime.event_destroy(event)
+                    self.runtime.free_bounce(address, self.slot_nbytes)
+                finally:
+                    self.abandon(1)
+                given += 1
+                hooks.pinned(self.runtime.name, -self.slot_nbytes)
+        finally:
+            if quiet is not None:
+                quiet.called()
+
     def copy_stream(self) -> int:
         """A private non-blocking stream, to be given back with `return_stream`. Take it before a slot, never behind one:
         where no stream can be made while one is held at a gate, it is waited for."""
@@ -252,6 +276,10 @@ class Rings:
     def __init__(self, lock: Callable[[], object]) -> None:
         self._rings: dict[tuple[int, int], Ring] = {}
         self._lock = lock()
+
+    def trim(self) -> int:
+        """As `Ring.trim`, of every ring."""
+        return sum(ring.trim() for ring in list(self._rings.values()))
 
     def get(self, runtime: Runtime, device: int) -> Ring:
         key = (id(runtime), device)

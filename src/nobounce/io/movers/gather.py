@@ -190,6 +190,12 @@ def _give(ring: uring.Ring) -> None:
         ring.close()
 
 
+def trim() -> None:
+    """Close the rings that nobody uses."""
+    while _kept:
+        _kept.pop().close()
+
+
 def _forget() -> None:
     """In a forked child: the rings are the parent's."""
     for ring in _kept:

@@ -177,6 +177,15 @@ def polled(wanted: int, most: int) -> KernelBlocks | None:
     return found if found.begin() else None
 
 
+def trim() -> None:
+    """Close the rings that nobody uses, and end their threads."""
+    pool = _pool
+    with contextlib.suppress(IndexError):
+        while True:
+            pool.free.pop().close()
+            pool.made.pop()
+
+
 def follows(now: float) -> bool:
     """Whether a read that is worth several threads of the kernel ended just before `now`."""
     return now < _pool.next_until

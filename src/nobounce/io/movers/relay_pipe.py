@@ -212,6 +212,12 @@ def workers(relays: int) -> int:
     return max(1, most // max(1, relays))
 
 
+def trim() -> None:
+    """Close the rings that nobody uses."""
+    while _idle:
+        _idle.pop().close()
+
+
 def _forget() -> None:
     for kernel in _idle:
         kernel.close()

@@ -68,6 +68,8 @@ class GpuCore(Runtime):
         self._streams: dict[int, GpuStream] = {}
         self._events: dict[int, GpuEvent] = {}
         self._pinned_within: dict[int, int] = {}
+        self._registered: set[int] = set()
+        """Memory of our own that bounce rings have registered."""
         self._kinds = adapter.kinds()
         self._captures = Captures(adapter.capture_mode)
         self._calls: CopyCalls | None = None

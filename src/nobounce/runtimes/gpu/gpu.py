@@ -32,7 +32,15 @@ from nobounce.runtimes.powers import (
     Timing,
 )
 
-_GIVING_BACK = ("free", "free_async", "free_pinned", "stream_destroy", "event_destroy", "unregister_host")
+_GIVING_BACK = (
+    "free",
+    "free_async",
+    "free_pinned",
+    "free_bounce",
+    "stream_destroy",
+    "event_destroy",
+    "unregister_host",
+)
 
 
 class GpuRuntime(

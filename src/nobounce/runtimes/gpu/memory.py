@@ -96,7 +96,17 @@ class GpuMemory(GpuCore):
             if self._is_unregistered(address):
                 libc.unmap(address, whole)
             raise
+        self._registered.add(address)
         return address
+
+    def free_bounce(self, address: int, nbytes: int) -> None:
+        """As `free_pinned`, or unregistered and unmapped. Raises DeviceError; the memory stays then."""
+        if address not in self._registered:
+            self.free_pinned(address)
+            return
+        self.unregister_host(address)
+        self._registered.discard(address)
+        libc.unmap(address, libc.round_up(nbytes, libc.HUGE_PAGE))
 
     def _is_unregistered(self, address: int) -> bool:
         """Whether `address` is known to be registered no longer."""
