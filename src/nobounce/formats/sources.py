@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 
 from nobounce import transferend
 from nobounce.buffer import Buffer, as_buffer
-from nobounce.device import Device
+from nobounce.device import Device, as_device
 from nobounce.dtypes import DTYPES, DType
 from nobounce.errors import ArgumentError, NobounceError, clip, printable
 from nobounce.formats.nocollect import no_collection
@@ -212,8 +212,7 @@ def _of_torch(name: str, value: Any, torch: Any) -> Source:
     start = value.data_ptr() if nbytes else 0
     reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) + 1 if nbytes else 0
     stop = start + reach * value.element_size()
-    whole = as_buffer(value if value.is_contiguous() else value.reshape(-1)[:0], write=False)
-    source = Source(name, dtype, shape, nbytes, whole.device, start, stop)
+    source = Source(name, dtype, shape, nbytes, as_device(value.device), start, stop)
     source.contiguous = value.is_contiguous()
     source.fetch = lambda: as_buffer(value.contiguous(), write=False)
     torch.cuda.current_stream(value.device).synchronize()
@@ -302,6 +301,8 @@ def _of_dlpack(name: str, value: Any) -> Source:
         except (BufferError, RuntimeError, TypeError, ValueError):
             pass
         raise
+    if not taken.is_host_accessible:
+        taken.device.default_stream.sync()  # behind which the producer has put its work
     return _of_buffer(name, taken.buffer, taken.dtype, taken.shape)
 
 
