@@ -144,6 +144,11 @@ def _check_name(name: object) -> None:
 
 
 def _source(name: str, value: Any) -> Source:
+    numpy = sys.modules.get("numpy")
+    if (
+        numpy is not None and type(value) is numpy.ndarray
+    ):  # the most frequent, of which there may be thousands
+        return _of_array(name, value)
     if isinstance(value, Tensor):
         return _of_buffer(name, value.buffer, value.dtype, value.shape)
     if isinstance(value, Buffer):

@@ -7,6 +7,7 @@ them, and is free when that is done. A copy is an image of the file's own bytes,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from nobounce.buffer import Buffer
@@ -14,6 +15,7 @@ from nobounce.device import Device
 from nobounce.formats.filewriter import Hooks, Progress, span
 from nobounce.formats.layout import ALIGN, Layout, Piece, Placed
 from nobounce.formats.sources import Source, fill
+from nobounce.stream import Stream
 
 
 class Staging:
@@ -58,23 +60,28 @@ class Staging:
         if not nbytes:
             return layout
         begin = layout.data_offset + originals[0].start
-        with Device("cpu").allocate(begin % ALIGN + nbytes) as memory:  # which the copies keep
+        copies = []
+        with ExitStack() as stack:
+            memory = stack.enter_context(Device("cpu").allocate(begin % ALIGN + nbytes))  # the copies keep it
             view = memory.numpy()
-            copies = []
+            # Streams of their own: on a default stream the work of others would wait for the copies.
+            streams: dict[str, Stream] = {}
             for source, start in originals:
+                name = source.device.name
+                if source.array is None and name not in streams:
+                    streams[name] = stack.enter_context(source.device.create_stream())
                 at = layout.data_offset + start - begin + begin % ALIGN
-                copies.append(Placed(_copy(source, memory, view, at), start))
+                copies.append(Placed(_copy(source, memory, view, at, streams.get(name)), start))
         self._copies |= {id(copy.source) for copy in copies}
         return layout._replace(placed=(*layout.placed[:first], *copies))
 
 
-def _copy(source: Source, memory: Buffer, view: Any, at: int) -> Source:
-    """A tensor's bytes, as the file has them, at `at` of a buffer of the host."""
+def _copy(source: Source, memory: Buffer, view: Any, at: int, stream: Stream | None) -> Source:
+    """A tensor's bytes, as the file has them, at `at` of a buffer of the host; a device's come by its `stream`."""
     end = at + source.nbytes
     if source.array is not None:
         fill(view[at:end], source, 0, source.nbytes)
-    elif source.nbytes:
-        stream = source.device.default_stream
+    elif source.nbytes and stream is not None:
         span(memory, at, end).copy_from(source.buffer(), stream=stream)
         stream.sync()
     address = int(view.__array_interface__["data"][0]) + at
