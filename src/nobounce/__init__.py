@@ -33,7 +33,9 @@ _NAMES = {
         "UnavailableError",
     ),
     "formats.ggml": ("dequantize",),
-    "formats.load": ("Model", "load"),
+    "formats.load": ("load",),
+    "formats.model": ("Model",),
+    "formats.openmodel": ("OpenModel", "StoredTensor", "open_model"),
     "formats.save": ("save",),
     "formats.saveasync": ("SaveTransfer", "save_async"),
     "io.batch.batch": ("Batch",),
@@ -104,8 +106,11 @@ if TYPE_CHECKING:
     from nobounce.errors import TransferTimeoutError as TransferTimeoutError
     from nobounce.errors import UnavailableError as UnavailableError
     from nobounce.formats.ggml import dequantize as dequantize
-    from nobounce.formats.load import Model as Model
     from nobounce.formats.load import load as load
+    from nobounce.formats.model import Model as Model
+    from nobounce.formats.openmodel import OpenModel as OpenModel
+    from nobounce.formats.openmodel import StoredTensor as StoredTensor
+    from nobounce.formats.openmodel import open_model as open_model
     from nobounce.formats.save import save as save
     from nobounce.formats.saveasync import SaveTransfer as SaveTransfer
     from nobounce.formats.saveasync import save_async as save_async

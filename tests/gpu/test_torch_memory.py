@@ -108,3 +108,31 @@ def test_a_graph_under_capture_is_not_ended_by_a_load(tmp_path: Path) -> None:
     torch.cuda.synchronize()
     assert x[0] == 2
     assert torch.equal(got["t0"].cpu(), wanted["t0"])
+
+
+def test_some_of_a_model_comes_where_it_is_wanted(tmp_path: Path) -> None:
+    torch = torch_on_a_gpu()
+    from safetensors.torch import save_file
+
+    wanted = {f"w{n}": torch.randn(256, 1024 + n) for n in range(20)} | {"small": torch.arange(7)}
+    save_file(wanted, tmp_path / "m.safetensors")
+    with nobounce.open_model(tmp_path / "m.safetensors") as m:
+        some = m.load(device="cuda:0", framework="torch", names=["w3", "w11", "small"])
+        assert all(torch.equal(some[n].cpu(), wanted[n]) for n in ("w3", "w11", "small"))
+        cut = m.load(device="cuda:0", framework="torch", names="w3", slices={"w3": (None, (5, 70))})
+        assert torch.equal(cut["w3"].cpu(), wanted["w3"][:, 5:70])
+        into = {n: torch.zeros_like(t, device="cuda:0") for n, t in wanted.items()}
+        into["w5"] = torch.zeros(1029, 256, device="cuda:0").T
+        into["w6"] = torch.zeros(256, 1030)
+        graph, x = torch.cuda.CUDAGraph(), into["w2"]
+        y = x * 2
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            y = x * 2
+        for _ in range(2):
+            m.load(into=into)
+            assert all(torch.equal(into[n].cpu(), wanted[n]) for n in wanted)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(y.cpu(), wanted["w2"] * 2)
+            x.zero_()

@@ -19,6 +19,18 @@ nobounce.load("m", device=nobounce.Device("cpu"))
 nobounce.load("m", device=torch.device("cuda", 1))
 nobounce.load("m", require="fastpath", cache="avoid", align=256, progress=lambda backend, nbytes: None)
 nobounce.load("m", framework="torch", shared_storage=True)
+assert_type(nobounce.load("m", names="layers.0.*", framework="torch"), nobounce.Model[torch.Tensor])
+nobounce.load("m", names=["a", "b"], slices={"a": ((0, 5), None)})
+nobounce.load("m", names=lambda name: name.startswith("a"))
+nobounce.load("m", into={"a": torch.zeros(3), "b": np.zeros(3)}, strict=True)
+nobounce.load("m", into=torch.nn.Linear(2, 2))
+
+with nobounce.open_model("m") as opened:
+    assert_type(opened.load(), nobounce.Model[nobounce.Tensor])
+    assert_type(opened.load(framework="numpy", names="x"), nobounce.Model[np.ndarray[Any, Any]])
+    opened.load(into={"a": torch.zeros(3)})
+    assert_type(opened.info("a"), nobounce.StoredTensor)
+    assert_type(list(opened.keys()), list[str])
 
 model = nobounce.load("m.gguf", framework="torch")
 assert_type(model["w"], torch.Tensor)

@@ -6,6 +6,7 @@ of the transfer to prepare what it will hand out, and the reads of several files
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,8 @@ from nobounce.io.prepare import Held, make_job, make_request
 from nobounce.io.receipt import Receipt, merge_segments
 from nobounce.io.strategy import ALONE_NBYTES, HEAD_START, HEAD_START_NBYTES, threads_ahead
 from nobounce.records import replace
-from nobounce.route.judge import judge
+from nobounce.route.judge import EDGE, judge
+from nobounce.route.scores import alignments
 from nobounce.route.types import Cache, MemoryFacts, Require, Route, RouteSegment
 
 if TYPE_CHECKING:
@@ -77,9 +79,10 @@ class Part(NamedTuple):
 class FreshRead:
     """One read, from `begin` until `finish` or `abandon`, into memory that was allocated for it.
 
-    `parts` are neighbours in the file. Where there are several the read spans them all, but only if it goes through host memory: else
-    `is_split` says that each part must be read by itself, as what goes direct begins and ends at whole blocks. `beside` runs on
-    another of the pool's threads; `held` is what `look` found, if somebody has looked at the page cache. Raises as `File.read`.
+    `parts` are in the order of the file and apart from each other. The read spans them all and leaves out what is between them. What goes
+    direct begins and ends at whole blocks: where a part does not, `is_split` says that it must be read by itself, or with `relax` falls
+    back. `beside` runs on another of the pool's threads; `held` is what `look` found, if somebody has looked at the page cache. Raises as
+    `File.read`.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class FreshRead:
         beside: Work | None = None,
         progress: Callable[[str, int], None] | None = None,
         held: Held = None,
+        relax: bool = False,
     ) -> None:
         self._file, self._parts, self._beside, self._progress = file, parts, beside, progress
         self._view = view = parts[0].buffer
@@ -102,7 +106,7 @@ class FreshRead:
         # Several allocations are one memory that begins at the lowest address; every piece of the route then says where it goes.
         self._base = min(p.buffer.handle for p in parts)
         self._first = parts[0].file_offset
-        nbytes = sum(p.nbytes for p in parts)
+        nbytes = parts[-1].file_offset + parts[-1].nbytes - self._first
         at = parts[0].buffer_offset if len(parts) == 1 else 0
         room = view.nbytes if len(parts) == 1 else nbytes
         memory = MemoryFacts(view.memory_kind, self._base, room, view.device.name)
@@ -115,25 +119,32 @@ class FreshRead:
             told = "read", view.device.name, nbytes, None, e
             hooks.unrouted(*told, file_offset=self._first, now=self._pool.scheduler.now())  # type: ignore[arg-type]
             raise
-        self.is_split = len(parts) > 1 and any(s.backend == "fastpath" for s in route.segments)
-        self._route = route if len(parts) == 1 else _spread(route, parts, self._base)
+        self._route = route
+        self.is_split = False
+        if len(parts) > 1:
+            self._route, self.is_split = _spread(
+                route, parts, self._base, max(alignments(self._request)), relax
+            )
 
     @property
     def file_offset(self) -> int:
         """Where in the file it begins."""
         return self._first
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes asked for."""
-        return self._request.nbytes
+    def within(self, file_nbytes: int) -> int:
+        """Bytes asked for that a file of `file_nbytes` holds."""
+        return sum(max(0, min(p.nbytes, file_nbytes - p.file_offset)) for p in self._parts)
 
     def begin(self) -> None:
         """Hand the read to the pool's threads; what little a thread would not be woken for waits for `finish`."""
         self._hold.take()
-        self._view.wait()
+        for part in self._parts:
+            part.buffer.wait()
         way = self._file, self._request, self._route, self._view, self._pool
         job = self._job = make_job(*way, call="fresh", progress=self._progress)
+        for a, b in itertools.pairwise(self._parts):
+            if a.file_offset + a.nbytes != b.file_offset:
+                job.skips[a.file_offset + a.nbytes] = b.file_offset
         job.begin()
         self._alone = job.tickets <= 1 and job.requested <= ALONE_NBYTES
         if self._alone:
@@ -208,7 +219,7 @@ class FreshRead:
 
     def _one_memory(self, receipt: Receipt) -> Receipt:
         """The receipt of several parts as if their memory were one, in the order of the file."""
-        shifted = (replace(s, buffer_offset=s.file_offset - self._first) for s in receipt.segments)
+        shifted = [replace(s, buffer_offset=s.file_offset - self._first) for s in receipt.segments]
         return replace(receipt, segments=merge_segments(shifted))
 
 
@@ -236,9 +247,11 @@ def read_fresh(
         raise
 
 
-def _spread(route: Route, parts: Sequence[Part], base: int) -> Route:
-    """The same route, cut where one part of the memory ends, each piece with its place there as an offset from `base`."""
+def _spread(route: Route, parts: Sequence[Part], base: int, align: int, relax: bool) -> tuple[Route, bool]:
+    """The same route of the parts alone, each piece with its place in memory as an offset from `base`, and whether a direct piece does
+    not suit `align`; with `relax` such a piece falls back."""
     segments: list[RouteSegment] = []
+    odd = False
     left = iter(parts)
     part = next(left)
     for s in route.segments:
@@ -246,8 +259,16 @@ def _spread(route: Route, parts: Sequence[Part], base: int) -> Route:
         while at < end:
             while at >= part.file_offset + part.nbytes:
                 part = next(left)
+            at = max(at, part.file_offset)
             stop = min(end, part.file_offset + part.nbytes)
+            if at >= stop:
+                break
             place = part.buffer.handle - base + part.buffer_offset + at - part.file_offset
-            segments.append(replace(s, file_offset=at, buffer_offset=place, nbytes=stop - at))
+            piece = replace(s, file_offset=at, buffer_offset=place, nbytes=stop - at)
+            if s.backend == "fastpath" and (at | (stop - at) | (base + place)) % align:
+                if relax:
+                    piece = replace(piece, backend="fallback", reason=EDGE)
+                odd = odd or not relax
+            segments.append(piece)
             at = stop
-    return Route(tuple(segments), route.scores)
+    return Route(tuple(segments), route.scores), odd

@@ -7,50 +7,24 @@ first file may be taken meanwhile, and is given back then. Memory: the tensors' 
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from nobounce.device import DeviceLike, as_device
-from nobounce.errors import ArgumentError
 from nobounce.formats.fresh import get_ready
-from nobounce.formats.loading import Framework, How, Loading, Memory, Progress
+from nobounce.formats.loading import Framework, Progress
+from nobounce.formats.model import Model as Model
+from nobounce.formats.model import asked, bring
 from nobounce.formats.opened import Opened, Paths, close_files, open_files
-from nobounce.formats.placement import check_align
-from nobounce.formats.settle import check_copies
 from nobounce.formats.slab import SlabAhead
-from nobounce.formats.tensorinfo import Encoding
-from nobounce.formats.torchmem import torch_memory
-from nobounce.io.receipt import Receipt, total
 from nobounce.route.types import Cache, Require
-from nobounce.tensor import Tensor, import_framework
+from nobounce.tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from nobounce.device import Device
-
-T = TypeVar("T")
-
-AHEAD = 1
-"""Files whose reads have begun while those of the one before are under way: its last copies then leave no thread idle."""
-
-
-class Model(dict[str, T]):
-    """The tensors by name, in the order of the files, and how they got here.
-
-    `Model[nobounce.Tensor]`, `Model[numpy.ndarray]` or `Model[torch.Tensor]`, as `load` was asked.
-
-    Attributes: `receipt` (one Receipt for everything), `receipts` (one for each file), `device`, `metadata` (of the
-    headers, first file wins), `warnings`, `encodings`: how each tensor that is quantised bytes encodes its elements.
-    """
-
-    receipt: Receipt
-    receipts: tuple[Receipt, ...]
-    device: Device
-    metadata: dict[str, str]
-    warnings: tuple[str, ...]
-    encodings: dict[str, Encoding]
+    from nobounce.formats.into import Into
+    from nobounce.formats.selection import Names, Slices
 
 
 @overload
@@ -63,6 +37,8 @@ def load(
     cache: Cache = "auto",
     align: int | None = None,
     progress: Progress | None = None,
+    names: Names = None,
+    slices: Slices | None = None,
 ) -> Model[Tensor]: ...
 
 
@@ -76,6 +52,8 @@ def load(
     cache: Cache = "auto",
     align: int | None = None,
     progress: Progress | None = None,
+    names: Names = None,
+    slices: Slices | None = None,
 ) -> Model[np.ndarray[Any, Any]]: ...
 
 
@@ -89,8 +67,25 @@ def load(
     cache: Cache = "auto",
     align: int | None = None,
     progress: Progress | None = None,
+    names: Names = None,
+    slices: Slices | None = None,
     shared_storage: bool = False,
 ) -> Model[torch.Tensor]: ...
+
+
+@overload
+def load(
+    paths: Paths,
+    *,
+    device: DeviceLike = None,
+    require: Require = "auto",
+    cache: Cache = "auto",
+    progress: Progress | None = None,
+    names: Names = None,
+    slices: Slices | None = None,
+    into: Into,
+    strict: bool = False,
+) -> Model[Any]: ...
 
 
 def load(
@@ -102,7 +97,11 @@ def load(
     cache: Cache = "auto",
     align: int | None = None,
     progress: Progress | None = None,
+    names: Names = None,
+    slices: Slices | None = None,
     shared_storage: bool = False,
+    into: Any = None,
+    strict: bool = False,
 ) -> Model[Any]:
     """Load model files into memory of `device`; returns a Model: a dict of name -> tensor with a `receipt`.
 
@@ -115,74 +114,34 @@ def load(
     raises RouteError unless every byte of the data section can go direct. `align` asks that each tensor begin at a
     multiple of so many bytes. `progress(backend, nbytes)` is called from I/O threads as bytes arrive.
 
+    Less than everything (docs/loading.md): `names` is a name, a pattern such as "model.layers.0.*", an iterable of names or a function of
+    a name; `slices={"w": ((0, 512), None)}` takes a box of a tensor. `into` is a mapping of names to tensors, arrays or buffers of any
+    framework, of the same shape and type, or a torch module: they are written to where they are, on the devices that they are on, and
+    are the model's values; with `strict` every tensor of the model needs one. An error then names those that it left undefined.
+
     Raises FormatError for a file that is not what it claims (before anything moves), FileError, FileChangedError,
     RouteError, TransferError, OutOfMemoryError, UnavailableError. A failed load leaves nothing behind.
     """
-    if framework not in (None, "numpy", "torch"):
-        raise ArgumentError(f"framework={framework!r} is not numpy or torch")
-    if shared_storage and framework != "torch":
-        raise ArgumentError('shared_storage=True is for framework="torch": others have no storages')
-    target = as_device(device)
-    how = How(framework, shared_storage, require, cache, check_align(align), progress)
-    model: Model[Any] = Model()
+    how, wish = asked(framework, shared_storage, require, cache, align, progress, names, slices, into, strict)
+    target = None if device is None and into is not None else as_device(device)
+    slabs = SlabAhead(target) if target is not None and wish.is_all else None
     opened: list[Opened] = []
-    slabs = SlabAhead(target)
+
+    def ready(nbytes: int) -> None:
+        if target is not None:
+            get_ready(target._runtime, nbytes, require, cache)
+
     try:
         # Memory that may be torch's is not taken ahead, as torch is not imported for a file that will not load.
-        announce = _nothing if framework == "torch" else slabs.begin
-        files, opened = open_files(
-            paths, lambda nbytes: get_ready(target._runtime, nbytes, require, cache), announce
-        )
-        if framework is None:
-            for one in opened:
-                check_copies(one.header)
-        import_framework(framework)
-        torches = torch_memory(target) if framework == "torch" else None
-        memory = slabs if torches is None else torches
-        receipts = _load_all(model, opened, memory, target, how._replace(grouped=torches is not None))
-    except BaseException:
-        model.clear()  # the error's traceback would keep it, and the memory with it
-        raise
+        announce = _nothing if slabs is None or framework == "torch" else slabs.begin
+        files, opened = open_files(paths, ready, announce)
+        return bring(opened, files.warnings, target, how, wish, slabs)
     finally:
         try:
             close_files(opened)
         finally:
-            slabs.close()
-    model.device, model.metadata, model.encodings = target, {}, {}
-    for one in opened:
-        model.metadata = {**one.header.metadata, **model.metadata}
-        coded = {n: d.encoding for n, d in one.header.details.items() if d.encoding is not None}
-        model.encodings.update(coded)
-    model.warnings = (*files.warnings, *(w for o in opened for w in o.header.warnings))
-    model.receipts = tuple(receipts)
-    model.receipt = total(receipts)
-    return model
-
-
-def _load_all(
-    model: Model[Any], opened: list[Opened], memory: Memory, device: Device, how: How
-) -> list[Receipt]:
-    """Load the files in their order; the reads of one begin before those of the one before it have ended."""
-    receipts: list[Receipt] = []
-    under_way: deque[Loading] = deque()
-
-    def finish() -> None:
-        receipts.append(under_way[0].finish())
-        model.update(under_way.popleft().made)
-
-    try:
-        for one in opened:
-            under_way.append(Loading(one, memory, device, how))
-            under_way[-1].begin()
-            if len(under_way) > AHEAD:
-                finish()
-        while under_way:
-            finish()
-    except BaseException:
-        for loading in under_way:
-            loading.abandon()
-        raise
-    return receipts
+            if slabs is not None:
+                slabs.close()
 
 
 def _nothing(*_: object) -> None:

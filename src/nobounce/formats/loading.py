@@ -109,6 +109,9 @@ class Loading:
         self._ahead: Populate | None = None
         self.made: dict[str, Any] = {}
 
+    undefined: list[str] = []  # noqa: RUF012 - never written to
+    """Tensors of the caller's that were written to in part: none, as all memory is new."""
+
     def begin(self) -> None:
         """Take the memory and hand the reads to the pool. Raises as `load`; `abandon` then cleans up."""
         one, how, header = self._one, self._how, self._one.header
@@ -147,7 +150,7 @@ class Loading:
             receipts: list[Receipt] = []
             for number, read in enumerate(self._reads):
                 receipts.append(read.finish(self._hand_out if early and not number else _nothing))
-                self._check_whole(read, receipts[-1])
+                check_whole(self._one, read, receipts[-1])
             one.end()
             if spot.moves:
                 move(self._slabs[0], spot, self._device)
@@ -180,17 +183,6 @@ class Loading:
             for slab in self._slabs:
                 slab.close()
             self._one.file.close()
-
-    def _check_whole(self, read: FreshRead, receipt: Receipt) -> None:
-        header = self._one.header
-        needed = min(read.file_offset + read.nbytes, header.file_nbytes) - read.file_offset
-        if receipt.nbytes < needed:
-            at = read.file_offset + receipt.nbytes
-            raise FileChangedError(
-                f"{printable(self._one.path)}: the file ended at offset {at} of {header.file_nbytes} while it was read",
-                errno.ESTALE,
-                self._one.path,
-            )
 
     def _parts(self) -> list[Part]:
         """What the one read of all groups brings, each byte of the file once."""
@@ -239,6 +231,21 @@ class Loading:
                         )
                     else:
                         made[name] = make(offset, shape, dtype, end - start)
+
+
+def check_whole(one: Opened, read: FreshRead, receipt: Receipt) -> None:
+    """FileChangedError where the file had less than its header says."""
+    if receipt.nbytes < read.within(one.header.file_nbytes):
+        at = (
+            receipt.segments[-1].file_offset + receipt.segments[-1].nbytes
+            if receipt.segments
+            else read.file_offset
+        )
+        raise FileChangedError(
+            f"{printable(one.path)}: the file ended at offset {at} of {one.header.file_nbytes} while it was read",
+            errno.ESTALE,
+            one.path,
+        )
 
 
 def _nothing(*_: object) -> None:

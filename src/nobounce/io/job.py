@@ -58,6 +58,8 @@ class Job:
         self._hand_over = hand_over or GiveBack.work
         self._on_direct_failure, self._on_denial, self._progress = on_direct_failure, on_denial, progress
         self._on_done: Callable[[Job], None] | None = None
+        self.skips: dict[int, int] = {}
+        """Where a part of the file ends that is wanted, and where the next begins."""
         self._changed = scheduler.condition()
         self._next = self._active = 0
         self._pieces: list[Piece] = []
@@ -307,12 +309,15 @@ class Job:
         segments = merge_segments(self._pieces)
         kept: list[Segment] = []
         position = self._file_offset
+        moved = 0
         for s in segments:
+            position = self.skips.get(position, position)
             if s.file_offset != position:
                 break
             kept.append(s)
             position += s.nbytes
-        beyond = sum(s.nbytes for s in segments) - (position - self._file_offset)
+            moved += s.nbytes
+        beyond = sum(s.nbytes for s in segments) - moved
         notes = (f"{beyond} bytes beyond the first gap moved too",) if beyond else ()
         direct = sum(s.nbytes for s in kept if s.backend == "fastpath")
         holes = self._holes(kept)
@@ -330,7 +335,7 @@ class Job:
             filename=self.target.filename,
             device=self.target.device_name,
             requested=self._requested,
-            nbytes=position - self._file_offset,
+            nbytes=moved,
             segments=tuple(kept),
             retries=tuple(self._retries),
             evidence=evidence,

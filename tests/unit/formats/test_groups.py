@@ -17,10 +17,12 @@ from capabilities import need
 from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.errors import OutOfMemoryError, TransferError
-from nobounce.formats import load, loading
+from nobounce.formats import loading
+from nobounce.formats import model as model_module
 from nobounce.formats.fresh import FreshRead
 from nobounce.formats.header import read_header_of
 from nobounce.formats.loading import groups
+from nobounce.formats.opened import open_files
 from nobounce.formats.placement import place
 from nobounce.runtimes import rawio
 from nobounce.runtimes.gpu import hip
@@ -53,7 +55,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pool]]:
         made.append(Pool(device))
         return made[-1]
 
-    monkeypatch.setattr(load, "torch_memory", torch_memory)
+    monkeypatch.setattr(model_module, "torch_memory", torch_memory)
     monkeypatch.setattr(loading, "GROUP_NBYTES", 64 * KIB)
     return made
 
@@ -85,10 +87,11 @@ def test_every_byte_comes_into_its_group(tmp_path: Path, pools: list[Pool], name
     if name == "hip double":  # torch does not reach the double's memory: what is raw does
         framework: Any = None
         pools.append(Pool(device))
-        how = load.How(None, False, "auto", cache, 1, None, grouped=True)
-        _, opened = load.open_files(path)
+        how = loading.How(None, False, "auto", cache, 1, None, grouped=True)
+        _, opened = open_files(path)
         got: Any = nobounce.Model()
-        receipts = load._load_all(got, opened, pools[0], device, how)
+        receipts: list[nobounce.Receipt] = []
+        model_module._run(got, receipts, [loading.Loading(opened[0], pools[0], device, how)])
         found = {k: np.frombuffer(t.tobytes(), np.uint8) for k, t in got.items()}
         receipt = receipts[0]
     else:
