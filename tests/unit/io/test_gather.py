@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import nobounce
 from capabilities import need
 from nobounce.facts.pagecache import counted, drop
-from nobounce.io.batch import windows
+from nobounce.io.batch import relays
 from nobounce.io.movers import gather, uring
 from nobounce.io.strategy import SAMPLED_ROWS
 
@@ -50,13 +50,13 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def read_windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests each window has read, and that none went another way."""
     seen: list[int] = []
-    plain = windows.Reading
+    plain = relays.Reading
 
     def noted(window: Any, *rest: Any) -> Any:
         seen.append(len(window.nbytes))
         return plain(window, *rest)
 
-    monkeypatch.setattr(windows, "Reading", noted)
+    monkeypatch.setattr(relays, "Reading", noted)
     return seen
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import nobounce
 from nobounce.errors import DeviceError, RuntimeStatus
-from nobounce.io.batch import windows
+from nobounce.io.batch import relays
 from nobounce.io.movers import scatter
 
 PAGE = 4096
@@ -45,7 +45,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel(nobounce.Device("sim:0"))
-    monkeypatch.setattr(windows, "scatter_of", lambda *_: made)
+    monkeypatch.setattr(relays, "scatter_of", lambda *_: made)
     return made
 
 

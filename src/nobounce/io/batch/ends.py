@@ -167,8 +167,9 @@ class Ends:
             if missed.any():
                 self._lanes.again(group, slots[missed])
             slots, results = slots[~(unasked | missed)], results[~(unasked | missed)]
+        part = self._gathered_in_part if group.op == "read" else self._written_in_part
         for slot, result in zip(slots.tolist(), results.tolist(), strict=True):
-            self._gathered_in_part(group, slot, result, found.how)
+            part(group, slot, result, found.how)
 
     def _gathered_in_part(self, group: Group, slot: int, result: int, how: int) -> None:
         """A read through host memory that did not simply bring what was asked for."""
@@ -189,6 +190,23 @@ class Ends:
         if result >= 0 and (moved == 0 or file_offset + moved >= _size(target.buffered_fd)):
             self.ended(group, one, COMPLETE)
             return
+        reason = group.answer.reason_list[int(t.reason[slot])]
+        rest = Chunk("fallback", file_offset + moved, at + moved, nbytes - moved, reason)
+        self._lanes.finish(group, slot, moved, rest)
+
+    def _written_in_part(self, group: Group, slot: int, result: int, how: int) -> None:
+        """A write past the page cache that did not simply write what was given: a thread writes the rest through it, or says why not."""
+        import numpy as np
+
+        t = self.table
+        nbytes, file_offset, at = int(t.nbytes[slot]), int(t.file_offset[slot]), int(t.buffer_offset[slot])
+        if result < 0 and -result not in (errno.EINTR, errno.EAGAIN, errno.EINVAL):
+            self._failed(group, slot, group.target.error(-result, file_offset, nbytes, "fallback"))
+            return
+        moved = max(result, 0)
+        if moved:
+            late = np.array([slot in self.zombies]) if self.zombies else None
+            self.moved.gathered(group, np.array([slot]), np.array([moved]), late=late)
         reason = group.answer.reason_list[int(t.reason[slot])]
         rest = Chunk("fallback", file_offset + moved, at + moved, nbytes - moved, reason)
         self._lanes.finish(group, slot, moved, rest)

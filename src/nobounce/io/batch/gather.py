@@ -1,4 +1,4 @@
-"""The reads of a batch that are gathered: what the page cache holds, and what a device's memory gets through bounce slots.
+"""The requests of a batch that are gathered: reads of what the page cache holds, and what goes through bounce slots to or from a device.
 
 Threads take windows of requests, as arrays, whatever calls they came by. Into memory that the host reaches blocks are read in
 place. For a device they are packed into a slot, in the order in which they lie there, so that neighbours are one copy; while a
@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from nobounce.clock import THREADS
 from nobounce.errors import NobounceError
+from nobounce.io.batch.relays import InPlace, ReadRelay, Ways, WriteRelay
 from nobounce.io.batch.windows import (
     BUFFERED,
     DIRECT,
     TRIED,
     Ended,
-    InPlace,
     Part,
-    Relay,
-    Ways,
     Window,
     cut,
     nothing,
@@ -32,7 +30,7 @@ from nobounce.io.batch.windows import (
 from nobounce.io.engine import machine_for
 from nobounce.io.movers.gather import Blocks, blocks
 from nobounce.io.movers.pollers import polled
-from nobounce.io.strategy import gathering
+from nobounce.io.strategy import PAGE, gathering
 from nobounce.route import many
 
 if TYPE_CHECKING:
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from nobounce.io.batch.group import Group
     from nobounce.io.batch.table import Table
     from nobounce.io.engine import Engine
+    from nobounce.io.movers.bounce import Ring
 
     Array = np.ndarray[Any, Any]
 
@@ -73,10 +72,12 @@ class GatherLane:
         cached = t.reason[slots] == group.cached_reason
         how[cached] = TRIED if group.nowait else BUFFERED
         by_choice = cached | (group.cache == "use")
-        align = target.relay_align
+        align = target.relay_align if group.op == "read" else max(target.relay_align, PAGE)
         direct = (t.nbytes[slots] % align == 0) & (t.file_offset[slots] % align == 0)
         if target.relay_fd >= 0 and target.ring is not None:
             how[~by_choice & direct] = DIRECT
+        if group.op == "write":  # what goes through the page cache is the threads'
+            return chosen & (how == DIRECT), how
         if target.drop_cache:  # no page may stay, and what btrfs has compressed leaves some
             chosen &= (how == DIRECT) & target.vouched
         return chosen, how
@@ -186,13 +187,13 @@ class GatherLane:
         """Move the window, and those behind it that take the same way; returns the next that does not."""
         ring = mine.parts[0].ring
         try:
-            way: Ways = InPlace(by) if ring is None else Relay(ring, by, scatters=not mine.packed)
+            way = _way(mine, ring, by)
         except NobounceError as e:
             self._tell(split(mine, nothing(mine), e))
             return self._claim(until)
         following: Window | None = mine
         try:
-            while following is not None and following.parts[0].ring is ring:
+            while following is not None and following.parts[0].goes_with(mine.parts[0]):
                 self._tell(way.move(following))
                 following = self._claim(until)
             self._tell(way.finish())
@@ -220,6 +221,14 @@ class GatherLane:
                 self._changed.notify_all()
         if ended:
             self._wake()
+
+
+def _way(first: Window, ring: Ring | None, by: Blocks) -> Ways:
+    """The way of this window and of those that go with it. Raises DeviceError and OutOfMemoryError."""
+    if ring is None:
+        return InPlace(by)
+    relay = WriteRelay if first.parts[0].group.op == "write" else ReadRelay
+    return relay(ring, by, scatters=not first.packed)
 
 
 class _Spell:

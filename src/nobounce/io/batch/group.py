@@ -70,8 +70,8 @@ class Group:
         self.file_offset, self.nbytes, self.buffer_offset = where
         self.settings = settings()
         real = pool.scheduler is THREADS and not faults.ACTIVE
-        self.most_gathered = GATHERED_NBYTES if op == "read" and real else 0
-        """Bytes of a request that is read as one of many; 0: none is."""
+        self.most_gathered = GATHERED_NBYTES if real else 0
+        """Bytes of a request that is read or written as one of many; 0: none is."""
         self.nowait = bool(NOWAIT)
         """Whether the file system reads what the page cache holds and no more, where it is asked to."""
         self.scheduler: Scheduler = pool.scheduler
@@ -175,7 +175,7 @@ class Group:
         )
         ring = ring_for(view, whole.memory.kind, self._pool)
         self.target = make_target(file, whole, view, ring, one_of_many(whole.settings), direct=direct)
-        if ring is not None and op == "read" and (align := relay_alignment(file, whole)):
+        if ring is not None and (align := relay_alignment(file, whole)):
             self.target.relay_fd, self.target.relay_align = file._descriptor("direct"), align
         self.plain = direct and self.target.direct is not None and self.target.direct.plain
         self.direct_nbytes = int(self.nbytes[kinds == many.DIRECT].sum())

@@ -73,6 +73,8 @@ class Lanes:
         if group.op == "read":
             self._launch(group, slots)
             return
+        if group.most_gathered and group.target.ring is not None:
+            direct |= self._gathering().takes(group, slots)[0]  # past the page cache, if not past the host
         for is_direct, part in ((True, slots[direct]), (False, slots[~direct])):
             if len(part):
                 self._phases.append((is_direct, [(group, part)]))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections import deque
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nobounce.errors import DeviceError, NobounceError
 from nobounce.io.movers.gather import ADDRESS, NUMBER, Blocks, entries, moved
-from nobounce.io.movers.scatter import LEAST_COPIES, MOST_COPIES, TABLE_NBYTES, Scatter, scatter_of, table
+from nobounce.io.movers.scatter import TABLE_NBYTES
 from nobounce.io.strategy import SLOT_NBYTES
 
 if TYPE_CHECKING:
@@ -17,12 +14,9 @@ if TYPE_CHECKING:
 
     from nobounce.io.batch.group import Group
     from nobounce.io.movers.bounce import Ring
-    from nobounce.runtimes.base import CopyCalls
 
     Array = np.ndarray[Any, Any]
 
-SPARE_SLOTS = 1
-"""Bounce slots of one thread beside those that are read into: their copies are under way."""
 BUFFERED, TRIED, DIRECT = range(3)
 """Through the page cache; only what it holds; past it, into a slot."""
 
@@ -49,9 +43,9 @@ class Part(NamedTuple):
         fd = t.relay_fd if how == DIRECT else t.buffered_fd
         memory = to if t.ring is None else nbytes.cumsum() - nbytes
         packed = bool((to[1:] == to[:-1] + nbytes[:-1]).all())
-        return cls(
-            group, how, packed, slots, nbytes, to, entries(fd, at, nbytes, memory, nowait=how == TRIED)
-        )
+        given = fd, at, nbytes, memory
+        made = entries(*given, nowait=how == TRIED, write=group.op == "write")
+        return cls(group, how, packed, slots, nbytes, to, made)
 
     def rows(self, start: int, stop: int) -> Part:
         """Some of them."""
@@ -68,9 +62,13 @@ class Part(NamedTuple):
         """The bounce slots that these go through."""
         return self.group.target.ring
 
+    def goes_with(self, other: Part) -> bool:
+        """Whether both go the same way."""
+        return self.ring is other.ring and (self.ring is None or self.group.op == other.group.op)
+
     def joins(self, other: Part) -> bool:
         """Whether one window may hold both."""
-        return self.ring is other.ring and (self.how == DIRECT) == (other.how == DIRECT)
+        return self.goes_with(other) and (self.how == DIRECT) == (other.how == DIRECT)
 
 
 def numbered(reads: Array, nbytes: Array, packed: bool) -> Array:
@@ -182,7 +180,7 @@ def nothing(window: Window) -> Array:
     return np.zeros(len(window.nbytes), np.int64)
 
 
-class _Copies(NamedTuple):
+class Copies(NamedTuple):
     """Arrays of one length; neighbours on both sides are one copy."""
 
     targets: Array
@@ -190,22 +188,28 @@ class _Copies(NamedTuple):
     nbytes: Array
 
 
-def _copies(window: Window, slot: int, results: Array) -> _Copies:
-    """Of what was read."""
+def out_of(window: Window, slot: int, results: Array) -> Copies:
+    """Of what was read into a slot."""
     import numpy as np
 
     if window.packed and bool((results == window.nbytes).all()):
-        return _Copies(window.addresses[:1], np.array([slot]), results.sum(keepdims=True))
+        return Copies(window.addresses[:1], np.array([slot]), results.sum(keepdims=True))
     there = results > 0
     sources = window.nbytes.cumsum() - window.nbytes + slot
     targets, sources, nbytes = window.addresses[there], sources[there], results[there]
     if len(targets) < 2:
-        return _Copies(targets, sources, nbytes)
+        return Copies(targets, sources, nbytes)
     joined = (targets[1:] == targets[:-1] + nbytes[:-1]) & (sources[1:] == sources[:-1] + nbytes[:-1])
     if not bool(joined.any()):
-        return _Copies(targets, sources, nbytes)
+        return Copies(targets, sources, nbytes)
     starts = np.concatenate([[0], np.flatnonzero(~joined) + 1])
-    return _Copies(targets[starts], sources[starts], np.add.reduceat(nbytes, starts))
+    return Copies(targets[starts], sources[starts], np.add.reduceat(nbytes, starts))
+
+
+def into(window: Window, slot: int) -> Copies:
+    """Of all of the window into a slot."""
+    to = out_of(window, slot, window.nbytes)
+    return Copies(to.sources, to.targets, to.nbytes)
 
 
 def split(window: Window, results: Array, error: Exception | None = None) -> list[Ended]:
@@ -215,168 +219,6 @@ def split(window: Window, results: Array, error: Exception | None = None) -> lis
         found.append(Ended(part.group, part.slots, results[at : at + n], part.how, error))
         at += n
     return found
-
-
-class Ways(Protocol):
-    """A way into the buffer, for one thread."""
-
-    def move(self, window: Window) -> list[Ended]:
-        """Begin a window; returns what has ended meanwhile."""
-
-    def finish(self) -> list[Ended]:
-        """Everything that is under way."""
-
-    def close(self) -> None:
-        """Nothing is under way, but where the thread ends by an error of its own: then it is waited for."""
-
-
-class InPlace:
-    """Into memory that the host reaches."""
-
-    def __init__(self, by: Blocks) -> None:
-        self._by = by
-        self._reading: deque[Reading] = deque()
-
-    def move(self, window: Window) -> list[Ended]:
-        self._reading.append(Reading(window, None, self._by))
-        ended: list[Ended] = []
-        while self._reading and (len(self._reading) >= self._by.ahead or self._reading[0].is_done()):
-            ended += self._finish_one()
-        return ended
-
-    def finish(self) -> list[Ended]:
-        ended: list[Ended] = []
-        while self._reading:
-            ended += self._finish_one()
-        return ended
-
-    def _finish_one(self) -> list[Ended]:
-        one = self._reading.popleft()
-        return split(one.window, one.finish())
-
-    def close(self) -> None:
-        if self._reading:
-            self._by.drain()
-
-
-class _Read(NamedTuple):
-    """A window in a bounce slot."""
-
-    reading: Reading
-    slot: tuple[int, int]
-
-
-class Relay:
-    """One thread's slots of a device's bounce ring, as many as there are of those it can use, and its copy stream."""
-
-    def __init__(self, ring: Ring, by: Blocks, *, scatters: bool) -> None:
-        """`scatters`: neighbours in the slots may be apart on the device. Raises DeviceError and OutOfMemoryError, and holds nothing
-        then."""
-        self.ring, self._by = ring, by
-        self._reading: deque[_Read] = deque()
-        self._copying: deque[_Read] = deque()
-        self._free: list[tuple[int, int]] = []
-        with ExitStack() as made:
-            self._stream = ring.copy_stream()
-            made.callback(ring.return_stream, self._stream)
-            self._calls: CopyCalls = made.enter_context(ring.runtime.copy_calls(ring.device))
-            first = ring.acquire(wait=True)
-            if first is not None:
-                self._free.append(first)
-            self._undo = made.pop_all()
-        self._scatter: Scatter | None = None
-        if first is not None and scatters:
-            self._scatter = scatter_of(ring, first[0], self._calls, self._stream)
-
-    def close(self) -> None:
-        with self._undo:
-            if self._reading:
-                self._by.drain()
-            if self._copying:
-                self._calls.finish(self._stream)
-            for slot in self._free + [one.slot for one in (*self._reading, *self._copying)]:
-                self.ring.release(slot)
-
-    def move(self, window: Window) -> list[Ended]:
-        ended = self._make_room()
-        slot = self._free.pop()
-        self._reading.append(_Read(Reading(window, slot[0], self._by), slot))
-        while self._reading and (len(self._reading) >= self._by.ahead or self._reading[0].reading.is_done()):
-            ended += self._copy_one()
-        return ended
-
-    def _make_room(self) -> list[Ended]:
-        """Have a slot free; returns what has ended meanwhile."""
-        ended: list[Ended] = []
-        while not self._free:
-            held = len(self._reading) + len(self._copying)
-            more = self.ring.acquire(wait=False) if held < self._by.ahead + SPARE_SLOTS else None
-            if more is not None:
-                self._free.append(more)
-            elif self._copying:
-                ended += self._finish_one()
-            else:
-                ended += self._copy_one()
-        return ended
-
-    def _copy_one(self) -> list[Ended]:
-        """Start the copies of the window that has been read into for the longest time."""
-        oldest = self._reading[0]
-        window, results = oldest.reading.window, oldest.reading.finish()
-        self._copying.append(self._reading.popleft())
-        try:
-            self._queue(_copies(window, oldest.slot[0], results), oldest.slot[0], window)
-            self._calls.record(oldest.slot[1], self._stream)
-        except (NobounceError, MemoryError) as e:
-            return self._failed(e)
-        return []
-
-    def _queue(self, copies: _Copies, slot: int, window: Window) -> None:
-        """Raises DeviceError and MemoryError."""
-        count, ring = len(copies.nbytes), self.ring
-        room = int(window.nbytes.sum()) <= ring.slot_nbytes - TABLE_NBYTES
-        if self._scatter is not None and LEAST_COPIES < count <= MOST_COPIES and room:
-            rows = table(ring, slot, count)
-            rows[:, 0], rows[:, 1], rows[:, 2] = copies
-            at = slot + ring.slot_nbytes - TABLE_NBYTES
-            self._scatter.launch(at, count, int(copies.nbytes.max()), self._stream)
-            return
-        listed: list[tuple[int, int, int]] = list(zip(*(c.tolist() for c in copies), strict=True))
-        if count == 1:
-            self._calls.copy(*listed[0], self._stream)
-        elif count:
-            self._calls.copy_many(listed, self._stream)
-
-    def finish(self) -> list[Ended]:
-        ended: list[Ended] = []
-        while self._reading:
-            ended += self._copy_one()
-        while self._copying:
-            ended += self._finish_one()
-        return ended
-
-    def _finish_one(self) -> list[Ended]:
-        oldest = self._copying[0]
-        try:
-            self._calls.sync(oldest.slot[1])
-        except DeviceError as e:
-            return self._failed(e)
-        self._copying.popleft()
-        self._free.append(oldest.slot)
-        return split(oldest.reading.window, oldest.reading.finish())
-
-    def _failed(self, error: Exception) -> list[Ended]:
-        """The device has refused copies: those of every window that has any are in doubt, and none is under way afterwards."""
-        try:
-            self._calls.finish(self._stream)
-        except DeviceError as e:
-            error.add_note(str(e))
-        ended: list[Ended] = []
-        while self._copying:
-            one = self._copying.popleft()
-            self._free.append(one.slot)
-            ended += split(one.reading.window, one.reading.finish(), error)
-        return ended
 
 
 def together(ended: list[Ended]) -> list[Ended]:

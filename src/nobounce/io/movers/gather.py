@@ -28,12 +28,20 @@ NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 """Read what the page cache holds; EAGAIN for a block of which it does not hold every byte. 0 where Python does not know of it."""
 
 
-def entries(fd: int, file_offsets: Array, nbytes: Array, addresses: Array, *, nowait: bool = False) -> Array:
-    """Reads of one descriptor as entries of a ring (`uring.words`), numbered from 0."""
+def entries(
+    fd: int,
+    file_offsets: Array,
+    nbytes: Array,
+    addresses: Array,
+    *,
+    nowait: bool = False,
+    write: bool = False,
+) -> Array:
+    """Reads, or writes, of one descriptor as entries of a ring (`uring.words`), numbered from 0."""
     import numpy as np
 
     made = np.zeros((len(nbytes), uring.ENTRY_WORDS), np.uint64)
-    made[:, 0] = uring.OP_READ | fd << 32
+    made[:, 0] = (uring.OP_WRITE if write else uring.OP_READ) | fd << 32
     made[:, 1], made[:, ADDRESS] = file_offsets, addresses
     made[:, 3] = nbytes
     if nowait:
@@ -151,10 +159,9 @@ class CallBlocks:
         results = np.zeros(len(reads), np.int64)
         for i, (head, at, address, size) in enumerate(reads[:, :4].tolist()):
             flags, nbytes = size >> 32, size & 0xFFFF_FFFF
+            call = os.pwritev if head & 0xFF == uring.OP_WRITE else os.preadv
             try:
-                results[i] = os.preadv(
-                    head >> 32, [(ctypes.c_char * nbytes).from_address(address)], at, flags
-                )
+                results[i] = call(head >> 32, [(ctypes.c_char * nbytes).from_address(address)], at, flags)
             except OSError as e:
                 results[i] = -(e.errno or errno.EIO)
         return results
