@@ -67,6 +67,7 @@ def test_it_begins_when_the_stream_gets_there_and_what_comes_after_sees_every_bl
         device.allocate(COUNT * PAGE) as copy,
     ):
         buffer.fill(0x11, stream=None)
+        device.sync()
         held = Held(device, stream)
         batch = nobounce.Batch(capacity=COUNT)
         batch.read(f, buffer, file_offsets=at, nbytes=PAGE)
@@ -202,6 +203,7 @@ def test_cancelled_before_the_stream_gets_there_nothing_moves_and_everything_is_
     with nobounce.open(path) as f:
         buffer = device.allocate(PAGE)
         buffer.fill(0x22, stream=None)
+        device.sync()
         held = Held(device, stream)
         with nobounce.Batch() as batch:
             batch.read(f, buffer, file_offsets=0, nbytes=PAGE)

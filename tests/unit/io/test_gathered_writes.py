@@ -43,6 +43,7 @@ def buffer() -> Any:
     ):
         host.numpy()[:] = DATA
         buffer.copy_from(host, stream=None)
+        buffer.device.sync()
         yield buffer
 
 

@@ -135,7 +135,7 @@ class KernelBlocks:
             self._home.extend(iter(self._rings.pop, None))
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not at_exit():
+        if not at_exit() and getattr(self, "_rings", None):
             self.close()
 
 
