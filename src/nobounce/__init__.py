@@ -41,7 +41,8 @@ _NAMES = {
     "io.batch.batch": ("Batch",),
     "io.batch.instream": ("BatchTransfer",),
     "io.batch.table": ("BatchEvent", "BatchResult"),
-    "io.file": ("File", "open"),
+    "io.file": ("File",),
+    "io.opening": ("open",),
     "io.params": ("Cell", "StreamFlags"),
     "io.receipt": ("Receipt", "Retry", "Segment"),
     "io.streams": ("deregister_stream", "register_stream"),
@@ -119,7 +120,7 @@ if TYPE_CHECKING:
     from nobounce.io.batch.table import BatchEvent as BatchEvent
     from nobounce.io.batch.table import BatchResult as BatchResult
     from nobounce.io.file import File as File
-    from nobounce.io.file import open as open
+    from nobounce.io.opening import open as open
     from nobounce.io.params import Cell as Cell
     from nobounce.io.params import StreamFlags as StreamFlags
     from nobounce.io.receipt import Receipt as Receipt

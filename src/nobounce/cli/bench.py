@@ -188,7 +188,7 @@ def _once(
     verb: str, backend: Any, model: str, out: str, device: Device, nbytes: int
 ) -> tuple[Receipt, float]:
     from nobounce.formats.load import load
-    from nobounce.io.file import open as open_file
+    from nobounce.io.opening import open as open_file
 
     if verb == "load":
         drop(model)

@@ -65,7 +65,7 @@ def command(
 
     def action() -> int:
         from nobounce.device import Device, default_device
-        from nobounce.io.file import open as open_file
+        from nobounce.io.opening import open as open_file
 
         target = Device(device) if device is not None else default_device()
         if not os.path.isfile(path):

@@ -20,7 +20,7 @@ def measure(
     """Move the file's first `limit` bytes in slices, round the streams; seconds from the first
     submission to the last end."""
     from nobounce.device import Device
-    from nobounce.io.file import open as open_file
+    from nobounce.io.opening import open as open_file
     from nobounce.observe.snapshot import stats
 
     device = Device(device_name)

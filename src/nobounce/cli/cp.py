@@ -95,7 +95,7 @@ def command(
         from nobounce.device import Device, default_device
         from nobounce.facts.regular import true_size
         from nobounce.io.file import File
-        from nobounce.io.file import open as open_file
+        from nobounce.io.opening import open as open_file
 
         where = Device(device) if device is not None else default_device()
         final = os.path.join(dest, os.path.basename(source)) if os.path.isdir(dest) else dest

@@ -79,7 +79,7 @@ def command(
         from nobounce.formats.opened import close_files, grain_of, open_files
         from nobounce.formats.placement import place
         from nobounce.formats.reader import has_signature
-        from nobounce.io.file import open as open_file
+        from nobounce.io.opening import open as open_file
 
         target = Device(device) if device is not None else default_device()
         routes: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ def transfer(path: str, device: str) -> dict[str, Any]:
     """Read up to 1 MiB of the file into the device's memory, auto-routed; never raises for
     what the machine refuses."""
     from nobounce.device import Device
-    from nobounce.io.file import open as open_file
+    from nobounce.io.opening import open as open_file
 
     try:
         target = Device(device)

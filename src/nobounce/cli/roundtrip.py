@@ -168,7 +168,7 @@ def transfer_all(
     """Read each slice on its stream, write it back on the same one; returns what was
     wrong and every receipt."""
     from nobounce.io.file import File
-    from nobounce.io.file import open as open_file
+    from nobounce.io.opening import open as open_file
 
     nbytes = os.path.getsize(read_path)
     flags = 15 if nbytes % PAGE == 0 and slice_nbytes % PAGE == 0 else 7
@@ -244,7 +244,7 @@ def command(
     def action() -> int:
         from nobounce.device import Device, default_device
         from nobounce.facts.regular import true_size
-        from nobounce.io.file import open as open_file
+        from nobounce.io.opening import open as open_file
 
         nbytes = parse_size("--slice", slice_)
         target = Device(device) if device is not None else default_device()

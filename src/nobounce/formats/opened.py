@@ -16,7 +16,7 @@ from nobounce.formats.reader import Descriptor, read_model
 from nobounce.formats.sets import verify_split
 from nobounce.formats.tensorinfo import Header
 from nobounce.io.file import File
-from nobounce.io.file import open as open_file
+from nobounce.io.opening import open as open_file
 from nobounce.records import replace
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

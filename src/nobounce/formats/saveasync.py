@@ -86,7 +86,7 @@ class SaveTransfer:
             self._future.set_result(receipt)
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
-        if at_exit() or self._heard or not self._future.done():
+        if at_exit() or getattr(self, "_heard", True) or not self._future.done():
             return
         error = self._future.exception()
         if error is not None:

@@ -43,7 +43,7 @@ def status_flags(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_GETFL)
 
 
-def flavour(fd: int) -> str:
+def flavour_of(fd: int) -> str:
     return "direct" if status_flags(fd) & os.O_DIRECT else "buffered"
 
 

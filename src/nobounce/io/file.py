@@ -21,15 +21,14 @@ from typing import Any, overload
 from nobounce import forked, transferend
 from nobounce.config import Settings
 from nobounce.device import Device
-from nobounce.errors import ArgumentError, ClosedError, FileError, printable
+from nobounce.errors import ClosedError, FileError, printable
 from nobounce.facts.extents import ExtentMap, IndirectRange, has_holes
 from nobounce.facts.file import examine
 from nobounce.facts.mountstats import NFS
 from nobounce.facts.probe import probe_direct
 from nobounce.facts.source import LiveSource
 from nobounce.facts.types import FileFacts
-from nobounce.io.descriptors import MODES, check_kind, duplicator, nbytes_of, sized, status_flags
-from nobounce.io.descriptors import flavour as flavour_of
+from nobounce.io.descriptors import check_kind, duplicator, flavour_of, nbytes_of, sized, status_flags
 from nobounce.io.kept import Plan
 from nobounce.io.prepare import route_of, transfer
 from nobounce.io.receipt import Receipt
@@ -41,29 +40,6 @@ from nobounce.route.types import Cache, Op, Require, Route
 from nobounce.runtimes.base import DirectIO
 
 _SOURCE = LiveSource()
-
-
-def open(path: str | os.PathLike[str] | int, mode: str = "r") -> File:  # noqa: A001 - named as its users know it
-    """Open a file for transfers.
-
-    `path` may be a descriptor: it is duplicated and stays the caller's. Modes are r, r+, w, w+, x, x+ (always binary).
-    Raises FileError (also FileNotFoundError, IsADirectoryError, PermissionError) and ArgumentError for a mode.
-    """
-    if isinstance(path, int):
-        return File.from_fd(path)
-    name = os.fspath(path)
-    flags = MODES.get(mode.replace("b", ""))
-    if flags is None:
-        raise ArgumentError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-    try:
-        # A pipe would block in open() until somebody writes: look before opening.
-        with contextlib.suppress(FileNotFoundError):
-            check_kind(os.stat(name).st_mode, name)
-        return File._opened(functools.partial(os.open, name, flags | os.O_CLOEXEC, 0o666), name, "buffered")
-    except OSError as e:
-        if isinstance(e, FileError):
-            raise
-        raise FileError.from_oserror(e, name, "open") from e
 
 
 class File:
@@ -226,8 +202,7 @@ class File:
         Short at the end of the file: `receipt.nbytes` tells, and the bytes of the buffer behind it, up to `nbytes`, are undefined
         whichever way was taken (a direct read brings whole blocks). `require="fastpath"` never falls back: it raises
         RouteError before anything moves. `cache="auto"` takes from the page cache what it already holds, "use" reads through
-        it, "avoid" leaves no page behind. Raises ArgumentError, RouteError, TransferError (with the receipt of
-        what had moved), ClosedError.
+        it, "avoid" leaves no page behind. Raises ArgumentError, RouteError, TransferError (its receipt: what moved), ClosedError.
         """
         return transfer(self, "read", buffer, (nbytes, file_offset, buffer_offset), require, cache)
 
@@ -268,12 +243,11 @@ class File:
         cache: Cache = "auto",
         stream: StreamLike | None = None,
     ) -> Receipt | Transfer:
-        """Read many blocks, side by side; the arguments are those of `Batch.read`. Returns the Receipt of all of them, or raises the
-        first error once all have ended, with a note for how many there are besides. With `stream` they take their place there, behind
-        one gate, and a Transfer is returned at once. Raises as `Batch.read` and `Batch.submit` do."""
-        from nobounce.io.batch.batch import read_many
+        """Read many blocks, side by side, with the arguments of `Batch.read`: the Receipt of all, or the first error once all have ended.
+        With `stream` they go there behind one gate, and a Transfer is returned at once. Raises as `Batch.read` and `Batch.submit` do."""
+        from nobounce.io.batch import many
 
-        return read_many(self, buffer, (file_offsets, nbytes, buffer_offsets), require, cache, stream)
+        return many.read_many(self, buffer, (file_offsets, nbytes, buffer_offsets), require, cache, stream)
 
     def write(
         self,

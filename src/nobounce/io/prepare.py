@@ -12,7 +12,7 @@ from nobounce.device import Device
 from nobounce.errors import ArgumentError, InternalError, RouteError
 from nobounce.facts.extents import IndirectRange
 from nobounce.facts.types import FileFacts
-from nobounce.io import hooks, kept, small
+from nobounce.io import hooks, kept, oncaller, small
 from nobounce.io.engine import Engine, engine_for, machine_for
 from nobounce.io.hold import Hold
 from nobounce.io.job import Job
@@ -116,13 +116,13 @@ def _by_plan(
     """The receipt of a request that goes as one like it did before; None where the whole way has to decide."""
     if op == "write":
         plan = kept.find(file, view, require, cache, where, op=op)
-        return None if plan is None or hooks.watchers else small.write_now(view, plan, where, fsync=fsync)
+        return None if plan is None or hooks.watchers else oncaller.write_now(view, plan, where, fsync=fsync)
     plan = kept.find(file, view, require, cache, where, most=SPREAD_NBYTES)
     plan = plan or kept.first(file, view, require, cache, where)
     if plan is None:
         return None
     if not hooks.watchers:
-        return small.read_now(view, plan, where)
+        return oncaller.read_now(view, plan, where)
     return _small(file, view, plan, where, require, cache) if where[0] <= kept.MOST_HELD_NBYTES else None
 
 

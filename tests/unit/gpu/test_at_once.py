@@ -15,7 +15,7 @@ import nobounce
 from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.errors import ClosedError, DeviceError, RuntimeStatus
-from nobounce.io import engine, hooks, kept, small
+from nobounce.io import engine, hooks, kept, oncaller, small
 from nobounce.runtimes.gpu import hip
 from nobounce.runtimes.gpu.gpu import GpuRuntime
 from nobounce.stream import StreamOptions
@@ -285,7 +285,7 @@ def test_an_interpreter_without_preadv2_reads_by_the_c_library_s_own(
         return plain(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(small, "HAS_FLAGS", False)
+    monkeypatch.setattr(oncaller, "HAS_FLAGS", False)
     assert o.read(at=4096).done()
     assert o.holds(path.read_bytes()[4096:8192])
     o.close()

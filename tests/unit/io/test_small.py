@@ -25,7 +25,7 @@ from nobounce.errors import (
 )
 from nobounce.facts import cachestat
 from nobounce.facts.pagecache import counted as counted_pages
-from nobounce.io import engine, hooks, kept, small
+from nobounce.io import engine, hooks, kept, oncaller, small
 from nobounce.io.target import Chunk
 from nobounce.runtimes import rawio
 
@@ -51,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         done[-1] = plain(self)
         return done[-1]
 
-    now = small.read_now
+    now = oncaller.read_now
 
     def noted_now(*arguments: Any) -> nobounce.Receipt | None:
         done.append(False)
@@ -60,7 +60,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return receipt
 
     monkeypatch.setattr(small.SmallRead, "_move", noted)
-    monkeypatch.setattr(small, "read_now", noted_now)
+    monkeypatch.setattr(oncaller, "read_now", noted_now)
     return done
 
 

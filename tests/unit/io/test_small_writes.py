@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nobounce
-from nobounce.io import kept, small
+from nobounce.io import kept, oncaller
 from nobounce.testing import faults
 
 PAGE = 4096
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 def by_plan(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of writes that went as an earlier one did."""
     seen: list[int] = []
-    plain = small.write_now
+    plain = oncaller.write_now
 
     def noted(*given: Any, **more: Any) -> nobounce.Receipt | None:
         receipt = plain(*given, **more)
@@ -42,7 +42,7 @@ def by_plan(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             seen.append(receipt.nbytes)
         return receipt
 
-    monkeypatch.setattr(small, "write_now", noted)
+    monkeypatch.setattr(oncaller, "write_now", noted)
     return seen
 
 
@@ -165,10 +165,10 @@ def test_a_write_that_fails_or_stops_short_is_done_by_the_whole_way(
 ) -> None:
     with nobounce.open(path, "r+") as f, filled(device) as buffer:
         f.write(buffer, nbytes=PAGE)
-        plain = small.write_plain
+        plain = oncaller.write_plain
         with monkeypatch.context() as patch:
             patch.setattr(
-                small, "write_plain", lambda fd, address, nbytes, at: plain(fd, address, nbytes // 2, at)
+                oncaller, "write_plain", lambda fd, address, nbytes, at: plain(fd, address, nbytes // 2, at)
             )
             assert f.write(buffer, nbytes=8 * PAGE, file_offset=PAGE).nbytes == 8 * PAGE
         with faults.inject(op="pwrite", error=errno.ENOSPC), pytest.raises(nobounce.TransferError) as caught:

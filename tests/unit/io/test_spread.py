@@ -17,7 +17,6 @@ from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.facts.pagecache import drop
-from nobounce.io import small
 from nobounce.io.engine import engine_for
 from nobounce.io.movers import pollers, spread
 from nobounce.io.strategy import Machine, spreading
@@ -39,15 +38,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Polling threads are asked for, and every read counts as one of many; the sizes of those that were spread."""
     need("io_uring")
     config.override(config.Settings(relay="polled"))
-    monkeypatch.setattr(small, "follows", lambda now: True)
+    monkeypatch.setattr(pollers, "follows", lambda now: True)
     seen: list[int] = []
-    plain = small.spread
+    plain = spread.spread
 
     def noted(what: spread.Range, *rest: Any) -> bool:
         seen.append(what.nbytes)
         return plain(what, *rest)
 
-    monkeypatch.setattr(small, "spread", noted)
+    monkeypatch.setattr(spread, "spread", noted)
     yield seen
     config.override(None)
 

@@ -9,7 +9,6 @@ import pytest
 
 import nobounce
 from nobounce import config
-from nobounce.io import small
 from nobounce.io.engine import engine_for
 from nobounce.io.movers import gather, pollers, relay_pipe
 
@@ -42,7 +41,7 @@ def test_pinned_memory_goes_back_and_the_next_read_pins_anew(path: Path) -> None
 
 def test_the_kernel_s_rings_and_threads_go_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.override(config.Settings(relay="polled"))
-    monkeypatch.setattr(small, "follows", lambda now: True)
+    monkeypatch.setattr(pollers, "follows", lambda now: True)
     try:
         with nobounce.open(path) as f, nobounce.Device("sim:0").allocate(8 * MIB) as buffer:
             f.read(buffer, nbytes=4096)

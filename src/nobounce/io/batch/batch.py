@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from nobounce import forked
 from nobounce.buffer import as_buffer
 from nobounce.clock import THREADS
-from nobounce.errors import ArgumentError, ClosedError, NobounceError, RouteError, UnavailableError
-from nobounce.io import hooks
-from nobounce.io.batch.columns import Share, integers, largest, requests
+from nobounce.errors import ArgumentError, ClosedError, NobounceError, UnavailableError
+from nobounce.io.batch.columns import integers, requests
 from nobounce.io.batch.driver import Driver
 from nobounce.io.batch.group import Group
 from nobounce.io.batch.instream import BatchTransfer, put
+from nobounce.io.batch.refusals import refuse
 from nobounce.io.batch.table import BatchEvent, BatchResult
 from nobounce.io.engine import engine_for
 from nobounce.io.movers import uring
 from nobounce.io.prepare import in_order
 from nobounce.io.receipt import Receipt, total
 from nobounce.protocols import BufferLike, IntArrayLike, SomeStream, StreamLike
-from nobounce.route.many import INVALID, REFUSED
 from nobounce.route.types import Cache, Op, Require
 from nobounce.uninterrupted import GivenUp, uninterrupted
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from nobounce.buffer import Buffer
     from nobounce.clock import Scheduler
     from nobounce.io.file import File
-    from nobounce.io.transfer import Transfer
 
     Array = np.ndarray[Any, Any]
 
@@ -188,7 +186,7 @@ class Batch:
                     group = Group(share.file, op, view, share.of(places), require, cache, pool)
                     made.callback(group.release)
                     groups.append(group)
-                self._refuse(groups, shares, count)
+                refuse(groups, shares, count, strict=self.strict)
                 made.pop_all()
             first, self._next_id = self._next_id, self._next_id + count
             ids = np.arange(first, first + count, dtype=np.int64)
@@ -215,34 +213,6 @@ class Batch:
                         return call(given_up)
 
         return uninterrupted(locked, scheduler or self._driver.scheduler)
-
-    def _refuse(self, groups: list[Group], shares: list[Share], count: int) -> None:
-        """Raise for a call that cannot run at all, or with `strict` for its first bad request."""
-        import numpy as np
-
-        bad, hopeless = 0, True
-        for group, share in zip(groups, shares, strict=True):
-            kinds = group.answer.kinds
-            mine = np.flatnonzero((kinds == INVALID) | (kinds == REFUSED))
-            bad += len(mine)
-            hopeless = hopeless and group.answer.hopeless and bool((kinds == REFUSED).any())
-            if not len(mine) or not self.strict:
-                continue
-            error = group.error_at(int(mine[0]))
-            note = f"request {int(share.rows[mine[0]])} of {count} (strict: none of them runs)"
-            if isinstance(error, ArgumentError):
-                raise ArgumentError(f"{note}: {error}") from error
-            if error is not None:
-                error.add_note(note)
-                raise error
-        if hopeless and bad == count and groups:
-            for group in groups:
-                error = group.error_at(int(np.flatnonzero(group.answer.kinds == REFUSED)[0]))
-                if isinstance(error, RouteError):
-                    hooks.unrouted(group.op, group.target.device_name, int(group.nbytes.sum()), None, error)
-            error = groups[0].error_at(int(np.flatnonzero(groups[0].answer.kinds == REFUSED)[0]))
-            if error is not None:
-                raise error
 
     # carrying them out
 
@@ -412,37 +382,6 @@ class Batch:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.outstanding} of {self.capacity}"
         return f"<nobounce.Batch {state}, {self.method}>"
-
-
-def read_many(
-    file: File,
-    buffer: BufferLike,
-    where: tuple[Any, Any, Any],
-    require: Require,
-    cache: Cache,
-    stream: StreamLike | None,
-) -> Receipt | Transfer:
-    """As `File.read_many`; `where` is (file offsets, sizes, buffer offsets)."""
-    file_offsets, nbytes, buffer_offsets = where
-    with Batch(capacity=max(1, largest(where))) as batch:
-        batch.read(
-            file,
-            buffer,
-            file_offsets=file_offsets,
-            nbytes=nbytes,
-            buffer_offsets=buffer_offsets,
-            require=require,
-            cache=cache,
-        )
-        if stream is not None:
-            return batch.submit(stream=stream)._transfer
-        result = batch.wait()
-        if result.errors:
-            first, *others = result.errors.values()
-            if others:
-                first.add_note(f"{len(others)} more of the {len(result)} blocks failed")
-            raise first
-        return batch.receipt
 
 
 _open: weakref.WeakSet[Batch] = weakref.WeakSet()
