@@ -402,4 +402,85 @@ MUTANTS = (
         "            pass\n",
         ("cli/test_convert.py::test_a_source_that_changes_meanwhile_is_told_and_nothing_is_written",),
     ),
+    # the caller's own thread, and the kernel's
+    Mutant(
+        "a spread read gives its slots back while the kernel still writes into them",
+        "io/movers/spread.py",
+        "        self.by.close()\n        if self.in_doubt:\n",
+        "        if self.in_doubt:\n",
+        ("unit/io/test_spread.py::test_no_slot_goes_back_while_the_kernel_may_write_into_it",),
+    ),
+    Mutant(
+        "an interrupt of the giving back leaves slots behind",
+        "io/movers/spread.py",
+        "                interrupt = interrupt or e\n",
+        "                raise\n",
+        ("unit/io/test_spread.py::test_an_interrupt_while_everything_is_given_back_comes_after_that",),
+    ),
+    Mutant(
+        "a short spread read is taken for a whole one",
+        "io/movers/spread.py",
+        "        if found != (n, min(self._cut.piece, self._what.nbytes - n * self._cut.piece)):\n",
+        "        if False:\n",
+        ("unit/io/test_spread.py::test_what_ends_with_the_file_is_read_in_full_by_the_whole_way",),
+    ),
+    Mutant(
+        "a slot is read into before what it held is copied",
+        "io/movers/spread.py",
+        "        self.room = len(self._places)\n",
+        "        self.room = 1 << 30\n",
+        ("unit/io/test_spread.py::test_more_than_the_slots_hold_goes_through_them_in_turns[2]",),
+    ),
+    Mutant(
+        "lost pages of a small write are asked for twice",
+        "io/oncaller.py",
+        "    if error is not None:\n        raise error\n",
+        "    if error is not None:\n        return None\n",
+        ("unit/io/test_small_writes.py::test_a_disk_that_cannot_keep_the_data_is_reported_once_asked[cpu]",),
+    ),
+    Mutant(
+        "a batch in a stream is not ended where it is cancelled",
+        "io/batch/instream.py",
+        "            for hold in self._holds:\n                hold.let_go()\n",
+        "            pass\n",
+        (
+            "unit/io/test_batch_in_stream.py::test_cancelled_before_the_stream_gets_there_nothing_moves_and_everything_is_let_go[cpu]",
+        ),
+    ),
+    Mutant(
+        "an error of a batch in a stream is nobody's",
+        "io/batch/instream.py",
+        "            self.error = first\n",
+        "            pass\n",
+        (
+            "unit/io/test_batch_in_stream.py::test_a_failure_that_nobody_asked_about_is_the_stream_s_to_raise[cpu]",
+        ),
+    ),
+    Mutant(
+        "gathered writes run beside those of the page cache",
+        "io/batch/lanes.py",
+        "            direct |= self._gathering().takes(group, slots)[0]  # past the page cache, if not past the host\n",
+        "            pass\n",
+        (
+            "unit/io/test_gathered_writes.py::test_unaligned_ones_and_those_of_the_page_cache_go_by_threads_and_spoil_no_neighbour[ring]",
+        ),
+    ),
+    Mutant(
+        "a window is written before its bytes have come",
+        "io/batch/relays.py",
+        "            self._slots.calls.sync(oldest.slot[1])\n        except DeviceError as e:\n            return ended + self._failed(e)\n",
+        "            pass\n        except DeviceError as e:\n            return ended + self._failed(e)\n",
+        (
+            "unit/io/test_gathered_writes.py::test_every_block_lands_where_it_belongs_and_leaves_no_page[ring-True]",
+        ),
+    ),
+    Mutant(
+        "a short gathered write counts as whole",
+        "io/batch/ends.py",
+        '        part = self._gathered_in_part if group.op == "read" else self._written_in_part\n',
+        "        part = self._gathered_in_part\n",
+        (
+            "unit/io/test_gathered_writes.py::test_a_write_that_stops_short_at_the_end_of_the_file_is_not_taken_for_its_end[ring]",
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.facts.pagecache import counted
-from nobounce.io.batch import relays
+from nobounce.io.batch import relays, threads
 from nobounce.io.movers import gather
 from nobounce.testing import faults
 
@@ -96,9 +97,20 @@ def test_every_block_lands_where_it_belongs_and_leaves_no_page(
 
 
 def test_unaligned_ones_and_those_of_the_page_cache_go_by_threads_and_spoil_no_neighbour(
-    file: nobounce.File, buffer: nobounce.Buffer, windows_of: list[int]
+    file: nobounce.File, buffer: nobounce.Buffer, windows_of: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks that share a page with others are written through it, when the direct ones have ended."""
+    order: list[str] = []
+
+    def noted(plain: Any, what: str) -> Any:
+        def call(*given: Any) -> Any:
+            order.append(what)
+            return plain(*given)
+
+        return call
+
+    monkeypatch.setattr(relays.Reading, "finish", noted(relays.Reading.finish, "direct"))
+    monkeypatch.setattr(threads, "_host", noted(threads._host, "page cache"))
     sizes = np.where(np.arange(COUNT) % 3 == 0, PAGE, 1000)
     at = np.cumsum(np.where(sizes == PAGE, PAGE, PAGE)) - PAGE
     with nobounce.Batch(capacity=2 * COUNT) as batch:
@@ -114,6 +126,8 @@ def test_unaligned_ones_and_those_of_the_page_cache_go_by_threads_and_spoil_no_n
         assert batch.wait().ok
     assert sum(windows_of) == int((sizes == PAGE).sum())
     assert (content(file) == DATA).all()
+    assert set(order) == {"direct", "page cache"}
+    assert order == sorted(order)
 
 
 def ends_with(monkeypatch: pytest.MonkeyPatch, where: Any, result: int) -> None:
@@ -151,6 +165,26 @@ def test_what_is_not_written_whole_a_thread_writes(
         assert batch.wait().ok
     assert batch.receipt.nbytes == COUNT * PAGE
     assert (content(file) == DATA).all()
+
+
+def test_a_write_that_stops_short_at_the_end_of_the_file_is_not_taken_for_its_end(
+    tmp_path: Path, buffer: nobounce.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plain = tmp_path / "short.bin", relays.Reading.finish
+
+    def short(self: Any) -> Any:
+        results = plain(self)
+        os.truncate(path, 512)
+        results[:] = 512
+        return results
+
+    monkeypatch.setattr(relays.Reading, "finish", short)
+    with nobounce.open(path, "w+") as f, nobounce.Batch() as batch:
+        batch.write(f, buffer, file_offsets=0, nbytes=2 * PAGE, require="fallback")
+        result = batch.wait()
+    assert result.ok
+    assert result.nbytes.tolist() == [2 * PAGE]
+    assert path.read_bytes() == DATA[: 2 * PAGE].tobytes()
 
 
 def test_a_device_that_refuses_a_copy_fails_its_blocks_and_writes_none_of_them(

@@ -17,8 +17,10 @@ from capabilities import need
 from nobounce import config
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.facts.pagecache import drop
+from nobounce.io import oncaller
 from nobounce.io.engine import engine_for
 from nobounce.io.movers import pollers, spread
+from nobounce.io.movers.bounce import Ring
 from nobounce.io.strategy import Machine, spreading
 
 MIB = 1 << 20
@@ -115,11 +117,14 @@ def test_more_than_the_slots_hold_goes_through_them_in_turns(
 
 
 def test_what_ends_with_the_file_is_read_in_full_by_the_whole_way(
-    path: Path, device: nobounce.Device, asked: list[int]
+    path: Path, device: nobounce.Device, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where it was cut short only after it was looked at."""
+    monkeypatch.setattr(oncaller, "seems_held", lambda *_: True)
     with nobounce.open(path) as f, device.allocate(8 * MIB) as buffer:
         known(f, buffer)
         receipt = f.read(buffer, file_offset=NBYTES - 6 * MIB)
+        assert asked == [8 * MIB]
         assert receipt.nbytes == 6 * MIB
         assert (buffer.numpy()[: 6 * MIB] == DATA[NBYTES - 6 * MIB :]).all()
     assert nothing_lost(device)
@@ -179,6 +184,33 @@ def test_an_interrupt_leaves_nothing_behind(
         assert nothing_lost(device)
         f.read(buffer)
         assert (buffer.numpy() == DATA).all()
+
+
+def test_no_slot_goes_back_while_the_kernel_may_write_into_it(
+    path: Path, device: nobounce.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nobounce.open(path) as f, device.allocate(NBYTES) as buffer:
+        known(f, buffer)
+        rings: list[Any] = []
+        under_way: list[int] = []
+        begin, release = spread._Pieces.begin, Ring.release
+
+        def interrupted(self: spread._Pieces) -> None:
+            begin(self)
+            rings.extend(self._rings)
+            raise KeyboardInterrupt
+
+        def noted(self: Ring, slot: tuple[int, int]) -> None:
+            under_way.append(sum(ring.in_flight for ring in rings))
+            release(self, slot)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(spread._Pieces, "begin", interrupted)
+            patch.setattr(Ring, "release", noted)
+            with pytest.raises(KeyboardInterrupt):
+                f.read(buffer)
+        assert under_way
+        assert not any(under_way)
 
 
 def test_an_interrupt_while_everything_is_given_back_comes_after_that(
