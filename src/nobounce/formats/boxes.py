@@ -1,10 +1,12 @@
 """Boxes of tensors that are many runs of their file, such as a range of columns: cut on the host.
 
-What the page cache holds is copied from a mapping of the file by one strided copy, 5 to 10 GiB/s of what is wanted for runs of 192 B to
-7 KiB on one core; reading the gaps as well would give 2. A page that vanishes from under a mapping, as when another program truncates the
-file, would end the process by SIGBUS. So the file is mapped only under a read lease (fcntl(2), F_SETLEASE), which has such a program wait
-until the copy is made. Where there is no lease, because somebody has the file open for writing, it is another user's, or its file system
-has none, and where the page cache does not hold it all, blocks of whole rows are read and cut, or where the gaps are long the runs alone.
+What the page cache holds is copied out of a mapping of the file, by several threads: only what is wanted is touched. On one quiet core that
+gives 8 to 11 GiB/s of runs of 192 B to 7 KiB where a file was just written, 3 where its pages must be mapped one by one; reading whole rows
+and cutting them gives 2.5 where an eighth is wanted. But a page that vanishes from under a mapping, as when another program truncates the
+file, ends the process by SIGBUS. So the file is mapped only under a read lease (fcntl(2), F_SETLEASE), which has such a program wait until
+the copy is made. Where there is none to be had, because somebody has the file open for writing, it is another user's, or its file system has
+none, whole rows are read in blocks that are cut while they are in the core's own cache, or where the gaps are long the runs alone.
+Everything else goes as any read does.
 """
 
 from __future__ import annotations
@@ -16,27 +18,31 @@ import itertools
 import mmap
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nobounce.buffer import as_buffer
 from nobounce.config import settings
-from nobounce.device import Device
-from nobounce.errors import FileChangedError, RouteError, printable
+from nobounce.errors import FileChangedError, RouteError, TransferError, printable
 from nobounce.facts.pagecache import counted
 from nobounce.formats.selection import GAP_NBYTES, Wanted
+from nobounce.io.engine import engine_for, machine_for
 from nobounce.io.receipt import Receipt, Segment, total
 from nobounce.route.types import Reason, Refusal
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
+    from nobounce.device import Device
     from nobounce.formats.loading import How
+    from nobounce.io.engine import Engine
     from nobounce.io.file import File
 
 BLOCK_NBYTES = 8 << 20
+CACHED_NBYTES = 512 << 10
+"""A block of what the page cache holds: it is cut while it is in the core's own cache."""
 MOSTLY = 0.95
-"""Part of a box's span that is in the page cache where the few pages that are not may come through the mapping too."""
+"""Part of a box's span that is in the page cache where the few pages that are not may come through it too."""
 PAGE = mmap.PAGESIZE
 CUT = Reason("strided-slice", "a slice that is many runs of its file is cut out of the page cache")
 STRIDED = Refusal(
@@ -44,6 +50,21 @@ STRIDED = Refusal(
     "a slice that is many runs of its file is cut in host memory",
     "slice the first dimension alone, or load the whole tensor",
 )
+
+
+class Rows(NamedTuple):
+    """`number` rows, `step` bytes apart, of which the first has its run of `run` bytes at `file_offset`; they are rows `first` on of the box."""
+
+    file_offset: int
+    number: int
+    step: int
+    run: int
+    first: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file from the first run's beginning to the last one's end."""
+        return (self.number - 1) * self.step + self.run
 
 
 def read(file: File, data_offset: int, want: Wanted, device: Device, buffer: Buffer, how: How) -> Receipt:
@@ -56,10 +77,15 @@ def read(file: File, data_offset: int, want: Wanted, device: Device, buffer: Buf
         )
     import numpy as np
 
-    kind = np.dtype("c16" if want.dtype.bits == 128 else f"u{want.dtype.bits // 8}")
     host = buffer.view() if buffer.is_host_accessible else memoryview(bytearray(want.nbytes))
-    out = np.ndarray(want.shape, kind, host)
-    receipt = _mapped(file, data_offset, want, device, out, how) or _blocks(file, data_offset, want, out, how)
+    rows, run = _rows_of(want, data_offset)
+    out = np.ndarray((want.nbytes // run, run), np.uint8, host)
+    start, nbytes = data_offset + want.start, want.end - want.start
+    resident = 0 if how.cache == "avoid" else counted(file.fileno(), start, nbytes).resident_bytes or 0
+    if resident >= MOSTLY * nbytes:
+        receipt = _cached(file, rows, out, device, nbytes)
+    else:
+        receipt = _blocks(file, rows, out, how)
     if not buffer.is_host_accessible:
         stream = device.default_stream
         buffer.copy_from(host, stream=stream)
@@ -74,31 +100,57 @@ def empty(path: str, device: Device) -> Receipt:
     return Receipt("read", path, device.name, 0, 0)
 
 
-def _mapped(file: File, data_offset: int, want: Wanted, device: Device, out: Any, how: How) -> Receipt | None:
-    """By a mapping of what the page cache holds; None where that is not to be."""
+def _blocks(file: File, rows: Sequence[Rows], out: Any, how: How) -> Receipt:
+    """By reads like any other."""
     import numpy as np
 
-    start, nbytes = data_offset + want.start, want.end - want.start
-    fd = file.fileno()
-    if how.cache == "avoid" or (counted(fd, start, nbytes).resident_bytes or 0) < MOSTLY * nbytes:
-        return None
-    with _leased(fd) as leased:
-        if leased < 0 or os.fstat(leased).st_size < start + nbytes:
-            return None
-        begin = start // PAGE * PAGE
-        # Closed by its last view, not here: numpy's hold it.
-        mapping = mmap.mmap(
-            leased, start - begin + nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=begin
+    receipts: list[Receipt] = []
+    scratch = np.empty(0, np.uint8)
+    for block in _cut_up(rows, BLOCK_NBYTES):
+        begin, end = block.file_offset // PAGE * PAGE, block.file_offset + block.nbytes
+        room = -(-end // PAGE) * PAGE - begin
+        if len(scratch) < room:
+            scratch = np.empty(room, np.uint8)
+        buffer = as_buffer(scratch, write=True)
+        nbytes = min(begin + room, file.nbytes) - begin
+        receipts.append(
+            file.read(buffer, nbytes=nbytes, file_offset=begin, require=how.require, cache=how.cache)
         )
-        strides, step = list[int](), out.dtype.itemsize
-        for dim in reversed(want.whole):
-            strides.append(step)
-            step *= dim
-        view: Any = np.ndarray(want.shape, out.dtype, mapping, start - begin, tuple(reversed(strides)))
-        np.copyto(out, view)
-        del view, mapping
-    segment = Segment("fallback", start, 0, want.nbytes, CUT)
-    return Receipt("read", file.name, device.name, want.nbytes, want.nbytes, (segment,))
+        if begin + receipts[-1].nbytes < end:
+            raise _ended(file)
+        _copy(scratch, block.file_offset - begin, block, out)
+    return total(receipts)
+
+
+def _cached(file: File, rows: Sequence[Rows], out: Any, device: Device, span: int) -> Receipt:
+    """By several threads, out of the page cache; `span` bytes of the file hold all of the rows."""
+    import numpy as np
+
+    pool = engine_for(device._runtime)
+    started = pool.scheduler.now()
+    start, moved = rows[0].file_offset, out.nbytes
+    with _leased(file.fileno()) as leased:
+        if leased >= 0 and os.fstat(leased).st_size >= start + span:
+            begin = start // PAGE * PAGE
+            # Unmapped with the last array over it.
+            mapping = mmap.mmap(
+                leased, start - begin + span, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=begin
+            )
+            whole = np.frombuffer(mapping, np.uint8)
+            blocks = list(_cut_up(rows, BLOCK_NBYTES))
+
+            def one(_: Any, number: int) -> None:
+                _copy(whole, blocks[number].file_offset - begin, blocks[number], out)
+
+            try:
+                _Together(pool, len(blocks), one, lambda: None).run()
+            finally:
+                del whole, mapping
+        else:
+            moved = _read_cached(file, rows, out, pool)
+    segment = Segment("fallback", start, 0, moved, CUT)
+    times = started, started, pool.scheduler.now()
+    return Receipt("read", file.name, device.name, moved, moved, (segment,), (), "none", *times)
 
 
 @contextlib.contextmanager
@@ -120,57 +172,136 @@ def _leased(fd: int) -> Iterator[int]:
             os.close(own)
 
 
-def _blocks(file: File, data_offset: int, want: Wanted, out: Any, how: How) -> Receipt:
-    """Whole rows by the block, cut; or the runs alone where what lies between them is long."""
+def _read_cached(file: File, rows: Sequence[Rows], out: Any, pool: Engine) -> int:
+    """By reads of blocks; returns how many bytes they were."""
     import numpy as np
 
-    box, whole = want.box or (), want.whole
-    last = max(n for n, (a, b) in enumerate(box) if (a, b) != (0, whole[n]))  # from here on a run is whole
-    inner = out.dtype.itemsize * prod(whole[last + 1 :])
-    row, lead = inner * whole[last], inner * box[last][0]
-    run = inner * (box[last][1] - box[last][0])
-    together = 1 if row - run >= GAP_NBYTES else max(1, BLOCK_NBYTES // row)
-    flat = np.ndarray((out.nbytes // run, run), np.uint8, out.data)
-    scratch = np.empty(together * row + 2 * PAGE, np.uint8)
-    buffer = as_buffer(scratch, write=True)
-    receipts: list[Receipt] = []
-    done = 0
-    for first, count in _rows(box[:last], whole[:last]):
-        for at in range(0, count, together):
-            rows = min(together, count - at)
-            start = data_offset + _base(want) + (first + at) * row + lead
-            begin, end = start // PAGE * PAGE, start + (rows - 1) * row + run
-            nbytes = min(-(-end // PAGE) * PAGE, file.nbytes) - begin
-            receipts.append(
-                file.read(buffer, nbytes=nbytes, file_offset=begin, require=how.require, cache=how.cache)
-            )
-            if begin + receipts[-1].nbytes < end:
-                raise FileChangedError(
-                    f"{printable(file.name)}: the file ended while it was read", errno.ESTALE, file.name
-                )
-            strides = (row, 1)
-            cut = np.lib.stride_tricks.as_strided(
-                scratch[start - begin :], (rows, run), strides, writeable=False
-            )
-            np.copyto(flat[done : done + rows], cut)
-            done += rows
-    return total(receipts)
+    fd = file.fileno()
+    blocks = list(_cut_up(rows, CACHED_NBYTES))
+
+    def one(scratch: Any, number: int) -> None:
+        block, done = blocks[number], 0
+        # A single run needs no cutting.
+        into = out[block.first] if block.number == 1 else scratch[: block.nbytes]
+        view = memoryview(into)
+        while done < block.nbytes:
+            try:
+                n = os.preadv(fd, [view[done:]], block.file_offset + done)
+            except OSError as e:
+                raise TransferError(
+                    e.errno or errno.EIO,
+                    filename=file.name,
+                    file_offset=block.file_offset + done,
+                    nbytes=block.nbytes - done,
+                    backend="fallback",
+                    call="pread",
+                ) from e
+            if not n:
+                raise _ended(file)
+            done += n
+        if block.number > 1:
+            _copy(into, 0, block, out)
+
+    largest = max((b.nbytes for b in blocks if b.number > 1), default=0)
+    _Together(pool, len(blocks), one, lambda: np.empty(largest, np.uint8)).run()
+    return sum(b.nbytes for b in blocks)
 
 
-def _base(want: Wanted) -> int:
-    """Where the whole tensor begins in the data section."""
-    size = want.dtype.bits // 8
-    return want.start - sum(a * size * prod(want.whole[n + 1 :]) for n, (a, _) in enumerate(want.box or ()))
+class _Together:
+    """Pieces of work by number, carried out by the caller and by threads of the pool."""
+
+    def __init__(
+        self, pool: Engine, count: int, one: Callable[[Any, int], None], scratch: Callable[[], Any]
+    ) -> None:
+        self._pool, self._count, self._one, self._scratch = pool, count, one, scratch
+        self.tickets = min(machine_for(pool.scheduler).cores, count)
+        self._changed = pool.scheduler.condition()
+        self._next = self._active = 0
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Return when all is done; raises the first error."""
+        try:
+            self._pool.assist(self)
+            self.work()
+        finally:
+            with self._changed.mutex:
+                self._next = self._count
+                self._changed.wait_for(lambda: not self._active)
+        if self._error is not None:
+            raise self._error
+
+    def work(self) -> None:
+        """What each thread does."""
+        with self._changed.mutex:
+            if self._next >= self._count:
+                return
+            self._active += 1
+        try:
+            scratch = self._scratch()
+            while (number := self._claim()) is not None:
+                self._one(scratch, number)
+        except BaseException as e:
+            with self._changed.mutex:
+                self._error = self._error or e
+                self._next = self._count
+        finally:
+            with self._changed.mutex:
+                self._active -= 1
+                self._changed.notify_all()
+
+    def _claim(self) -> int | None:
+        with self._changed.mutex:
+            if self._next >= self._count:
+                return None
+            self._next += 1
+            return self._next - 1
 
 
-def _rows(box: tuple[tuple[int, int], ...], whole: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """(first, how many) of the rows that a box of the leading dimensions has, numbered as in the whole tensor."""
-    if not box:
-        yield 0, 1
-        return
-    *outer, (a, b) = box
+def _ended(file: File) -> FileChangedError:
+    return FileChangedError(
+        f"{printable(file.name)}: the file ended while it was read", errno.ESTALE, file.name
+    )
+
+
+def _copy(source: Any, offset: int, rows: Rows, out: Any) -> None:
+    """The runs of `rows`, the first at `offset` bytes of `source`, to their place, as words as wide as all of it allows."""
+    import numpy as np
+
+    to = out[rows.first : rows.first + rows.number]
+    odd = rows.run | rows.step | (source.ctypes.data + offset) | to.ctypes.data
+    size = next(n for n in (8, 4, 2, 1) if not odd % n)
+    kind, width = np.dtype(f"u{size}"), rows.run // size
+    view: Any = np.ndarray((rows.number, width), kind, source, offset, (rows.step, size))
+    np.copyto(to.view(kind), view)
+
+
+def _cut_up(rows: Sequence[Rows], limit: int) -> Iterator[Rows]:
+    """Blocks of at most `limit` bytes, where a row is not longer; of single runs where the gaps between them are long."""
+    for r in rows:
+        together = 1 if r.step - r.run >= GAP_NBYTES else max(1, limit // r.step)
+        for at in range(0, r.number, together):
+            count = min(together, r.number - at)
+            yield r._replace(file_offset=r.file_offset + at * r.step, number=count, first=r.first + at)
+
+
+def _rows_of(want: Wanted, data_offset: int) -> tuple[list[Rows], int]:
+    """The rows of a box, and the bytes of one's run."""
+    box, whole, size = want.box or (), want.whole, want.dtype.bits // 8
+    last = max(
+        n for n, (a, b) in enumerate(box) if (a, b) != (0, whole[n])
+    )  # what follows this dimension is whole
+    inner = size * prod(whole[last + 1 :])
+    step, run = inner * whole[last], inner * (box[last][1] - box[last][0])
+    # Where the tensor begins, and in each row the run.
+    base = want.start - sum(a * size * prod(whole[n + 1 :]) for n, (a, _) in enumerate(box))
+    base += data_offset + inner * box[last][0]
+    *outer, (first, stop) = box[:last]
+    found: list[Rows] = []
     for index in itertools.product(*(range(*bounds) for bounds in outer)):
         number = 0
         for n, i in enumerate(index):
             number = number * whole[n] + i
-        yield number * whole[len(outer)] + a, b - a
+        number = number * whole[len(outer)] + first
+        found.append(Rows(base + number * step, stop - first, step, run, len(found) * (stop - first)))
+    return found, run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,10 @@ def cut(array: np.ndarray[Any, Any], box: tuple[tuple[int, int] | None, ...]) ->
     return array[tuple(slice(None) if one is None else slice(*one) for one in box)]
 
 
-@pytest.mark.parametrize("way", ["mapped", "blocks", "small blocks", "runs"])
+@pytest.mark.parametrize(
+    "way",
+    ["mapped", "mapped runs", "cached", "cached runs", "cached small", "blocks", "small blocks", "runs"],
+)
 def test_boxes_of_any_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     draw, rng = random.Random(way), np.random.default_rng(1)
     tensors: Arrays = {"vector": rng.integers(0, 99, 50, np.int16), "matrix": rng.standard_normal((40, 30))}
@@ -225,18 +229,14 @@ def test_boxes_of_any_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tensors["complex"] = (rng.standard_normal((9, 9)) + 1j).astype(np.complex64)
     path = save(tmp_path / "m.safetensors", tensors)
     path.read_bytes()
-    mapped: list[bool] = []
-    real = boxes._mapped
-
-    def mapping(*a: Any) -> Any:
-        found = None if way != "mapped" else real(*a)
-        mapped.append(found is not None)
-        return found
-
-    monkeypatch.setattr(boxes, "_mapped", mapping)
-    if way == "small blocks":
+    if way.startswith("cached"):
+        monkeypatch.setattr(boxes, "_leased", lambda fd: contextlib.nullcontext(-1))
+    elif not way.startswith("mapped"):
+        monkeypatch.setattr(boxes, "MOSTLY", 2)
+    if "small" in way:
         monkeypatch.setattr(boxes, "BLOCK_NBYTES", 500)
-    if way == "runs":
+        monkeypatch.setattr(boxes, "CACHED_NBYTES", 500)
+    if "runs" in way:
         monkeypatch.setattr(boxes, "GAP_NBYTES", 0)
     with nobounce.open_model(path) as m:
         for _ in range(25):
@@ -245,32 +245,49 @@ def test_boxes_of_any_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             for name, array in tensors.items():
                 assert np.array_equal(got[name], cut(array, slices[name])), (name, slices[name])
                 assert got[name].dtype == array.dtype
-    if way != "mapped":
-        assert mapped
-        assert not any(mapped)
 
 
-def test_what_the_page_cache_holds_is_cut_under_a_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_page_cache_holds_is_cut_under_a_lease(tmp_path: Path) -> None:
+    need("cachestat")
     array = np.arange(1 << 18, dtype=np.int32).reshape(512, 512)
     path = save(tmp_path / "m.safetensors", {"w": array})
     path.read_bytes()
     with path.open("rb") as f, boxes._leased(f.fileno()) as leased:
-        if leased < 0:
-            pytest.skip("the file system has no leases")
+        leases = leased >= 0
     got = nobounce.load(path, device="cpu", slices={"w": (None, (3, 70))})
     assert np.array_equal(host(got["w"]), array[:, 3:70])
     (segment,) = got.receipt.segments
-    assert (segment.reason.code, segment.nbytes, got.receipt.requested) == (
-        "strided-slice",
-        512 * 67 * 4,
-        512 * 67 * 4,
-    )
-    with path.open("r+b"):  # somebody may truncate it: no mapping then
+    assert segment.reason.code == "strided-slice"
+    assert got.receipt.requested == 512 * 67 * 4
+    assert (got.receipt.nbytes == got.receipt.requested) is leases
+    with path.open("r+b"):  # somebody may truncate it: no mapping then, whole rows are read
         got = nobounce.load(path, device="cpu", slices={"w": (None, (3, 70))})
         assert np.array_equal(host(got["w"]), array[:, 3:70])
-        assert got.receipt.segments[0].reason.code == "cached"
+        assert array.nbytes > got.receipt.nbytes > got.receipt.requested
+        assert "beside those asked for" in got.receipt.notes[-1]
+
+
+def test_a_box_that_cannot_be_read_is_an_error_and_names_what_is_undefined(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.read_bytes()
+    into = {"large": np.zeros((512, 7), np.uint16)}
+    with nobounce.open_model(path) as m:
+
+        def broken(*_: Any) -> int:
+            raise OSError(5, "Input/output error")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(boxes, "_leased", lambda fd: contextlib.nullcontext(-1))
+            patch.setattr(boxes.os, "preadv", broken)
+            with pytest.raises(TransferError, match="pread of .* Input/output error") as caught:
+                m.load(into=into, slices={"large": (None, (5, 12))})
+            assert caught.value.__dict__["undefined"] == ("large",)
+            patch.setattr(boxes.os, "preadv", lambda *_: 0)
+            with pytest.raises(FileChangedError, match="ended while it was read"):
+                m.load(device="cpu", slices={"large": (None, (5, 12))})
+        m.load(into=into, slices={"large": (None, (5, 12))})
+    assert np.array_equal(into["large"], arrays()["large"][:, 5:12])
 
 
 def test_a_range_of_rows_is_read_alone_and_may_go_direct(tmp_path: Path) -> None:
