@@ -263,9 +263,12 @@ class Gathering(NamedTuple):
     polled: int = 0
 
 
-def gathering(chosen: Settings, machine: Machine, count: int, nbytes: int) -> Gathering:
-    """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each, none for a few blocks."""
-    polled = spreading(chosen, machine, nbytes, count)
+def gathering(
+    chosen: Settings, machine: Machine, count: int, nbytes: int, *, direct: bool = False
+) -> Gathering:
+    """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each, none for a few blocks. `direct`:
+    some go past the page cache, and storage wants no more of them at once than the rings of a few threads hold."""
+    polled = 0 if direct else spreading(chosen, machine, nbytes, count)
     if polled and (chosen.relay == "polled" or nbytes >= POLLED_NBYTES or count >= POLLED_ROWS):
         share = max(SPREAD_EACH_NBYTES, min(SLOT_NBYTES, nbytes // (2 * polled)))
         rows = max(SPREAD_EACH_ROWS, min(GATHER_ROWS, count // (2 * polled)))

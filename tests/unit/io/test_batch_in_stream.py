@@ -282,6 +282,22 @@ def test_to_add_waits_for_no_stream(path: Path, device: nobounce.Device, stream:
         batch.close()
 
 
+def test_a_start_without_a_stream_comes_after_the_work_already_in_the_buffer_s(
+    path: Path, device: nobounce.Device, stream: nobounce.Stream
+) -> None:
+    with nobounce.open(path) as f, device.allocate(PAGE, stream=stream) as buffer:
+        held = Held(device, stream)
+        buffer.fill(1, stream=stream)
+        batch = nobounce.Batch()
+        batch.read(f, buffer, file_offsets=0, nbytes=PAGE)
+        threading.Timer(0.1, held.go.set).start()
+        batch.submit()
+        assert held.go.is_set()
+        assert batch.wait().ok
+        assert bytes(buffer.numpy()) == DATA[:PAGE].tobytes()
+        batch.close()
+
+
 def test_a_forked_child_has_none_of_it(path: Path) -> None:
     device = nobounce.Device("cpu")
     with nobounce.open(path) as f, device.allocate(PAGE) as buffer, device.create_stream() as stream:

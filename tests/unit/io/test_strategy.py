@@ -8,7 +8,7 @@ import pytest
 
 from nobounce import config
 from nobounce.io import strategy
-from nobounce.io.strategy import HOST, Destination, Machine, Strategy, choose
+from nobounce.io.strategy import HOST, Destination, Gathering, Machine, Strategy, choose, gathering
 from nobounce.route.types import Reason, Route, RouteSegment
 from situations import request as situation
 
@@ -138,3 +138,19 @@ def test_it_depends_on_nothing_but_its_arguments(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("nobounce.config.settings", refuse)
     assert chosen(1024 * MIB) == KERNEL
     assert strategy.threads_ahead(config.Settings(), 1 << 30) == strategy.FRESH_DIRECT_WIDTH
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "nbytes", "direct", "found"),
+    [
+        (2, 32768, 128 * MIB, False, Gathering(2, 1024, 4 * MIB)),
+        (16, 64, 256 << 10, False, Gathering(1, 64, MIB)),  # a few blocks: one thread
+        (16, 1024, 4 * MIB, False, Gathering(4, 256, MIB)),
+        (16, 4096, 16 * MIB, False, Gathering(1, 170, 16 * MIB // 24, 12)),
+        (16, 32768, 128 * MIB, False, Gathering(1, 1024, 4 * MIB, 12)),
+        (16, 1024, 2048 * MIB, False, Gathering(1, 128, 4 * MIB, 12)),
+        (16, 32768, 128 * MIB, True, Gathering(4, 1024, 4 * MIB)),  # storage is asked by a few rings
+    ],
+)
+def test_how_blocks_are_gathered(cores: int, count: int, nbytes: int, direct: bool, found: Gathering) -> None:
+    assert gathering(config.Settings(), Machine(cores, True), count, nbytes, direct=direct) == found

@@ -54,6 +54,8 @@ class Driver:
         self._next_group = 0
         self._added: list[tuple[int, Array, float]] = []
         self._timed = False
+        self.in_stream = False
+        """Whether a stream has come to these requests: what is before them there has ended."""
 
     @property
     def under_way(self) -> int:
@@ -133,6 +135,9 @@ class Driver:
         """Start what has been added; `waits`: the caller is about to do its part."""
         if not self._added:
             return 0
+        if not self.in_stream:
+            for group in self.added:
+                group.view.wait()  # mostly waited for by now, but others may add while one waits
         added, self._added = self._added, []
         now = self.scheduler.now()
         groups = [self._ends.groups[key] for key, _, _ in added]

@@ -103,7 +103,9 @@ class GatherLane:
         added, self._added = self._added, []
         if added:
             count, nbytes = sum(len(p.slots) for p in added), sum(int(p.nbytes.sum()) for p in added)
-            plan = gathering(added[0].group.settings, machine_for(THREADS), count, nbytes)
+            direct = any(p.how == DIRECT for p in added)
+            settings = added[0].group.settings
+            plan = gathering(settings, machine_for(THREADS), count, nbytes, direct=direct)
             self._width, self._polled = plan.width, plan.polled
             self._windows.extend(cut(added, plan.rows, plan.nbytes))
         with self._changed.mutex:

@@ -149,6 +149,7 @@ def put(driver: Driver, groups: list[Group], stream: StreamLike) -> BatchTransfe
 
     Raises ArgumentError where the stream is another device's than a buffer, and ClosedError; the requests are cancelled then.
     """
+    driver.in_stream = True
     holds = [Hold(g.file, g.view, in_order=True) for g in groups]
     job = BatchJob(driver, groups, holds)
     transfer: Transfer | None = None
