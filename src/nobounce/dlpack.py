@@ -1,10 +1,11 @@
 """DLPack capsules, both ways.
 
-A capsule carries a C struct with a deleter that its consumer calls at any time: from a thread Python has never seen,
-while an exception is set, or after the interpreter has gone. A deleter written in Python survives none of these. So numpy
-makes the capsules: an array of unsigned integers over the memory, which keeps the allocation alive, exports itself with
-numpy's own deleter, and only the two facts numpy has no words for, the element type and the device, are then written into
-the struct. numpy never looks at the memory, so it may be a GPU's.
+A capsule carries a C struct with a deleter that its consumer calls at any time: from a thread Python has
+never seen, while an exception is set, or after the interpreter has gone. A deleter written in Python
+survives none of these. So numpy makes the capsules: an array of unsigned integers over the memory, which
+keeps the allocation alive, exports itself with numpy's own deleter, and only the two facts numpy has no
+words for, the element type and the device, are then written into the struct. numpy never looks at the
+memory, so it may be a GPU's.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ _STRUCTS: tuple[tuple[bytes, bytes, Any], ...] = (
     (b"dltensor_versioned", b"used_dltensor_versioned", DLManagedTensorVersioned),
     (b"dltensor", b"used_dltensor", DLManagedTensor),
 )
-"""The name of a capsule, its name once consumed, and its struct. A capsule borrows its name: these live for ever."""
+"""The name of a capsule, its name once consumed, and its struct. A capsule borrows its
+name: these live for ever."""
 
 _api: Any = ctypes.pythonapi
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
@@ -92,7 +94,8 @@ class _Span:
 
 
 def base_array(allocation: Allocation) -> Any:
-    """A uint8 array over all of an allocation for `export`; where the host cannot reach it, never look inside."""
+    """A uint8 array over all of an allocation for `export`; where the host cannot
+    reach it, never look inside."""
     import numpy as np
 
     if allocation.host:
@@ -112,8 +115,8 @@ def export(
 ) -> object:
     """A capsule over the tensor at `offset` bytes of `base`, an array from `base_array` or any uint8 array.
 
-    The consumer keeps `base` alive. Versioned where asked and numpy can (2.1). Raises ExportError for a type without a
-    DLPack name, for read-only memory in an unversioned capsule.
+    The consumer keeps `base` alive. Versioned where asked and numpy can (2.1). Raises ExportError for a type
+    without a DLPack name, for read-only memory in an unversioned capsule.
     """
     import numpy as np
 
@@ -176,8 +179,8 @@ class _Consumed:
 
 
 def consume(capsule: object) -> Foreign:
-    """Take over a capsule; it cannot be consumed again. ArgumentError, with the memory given back, where it will not do:
-    not C-contiguous, an element type without a safetensors name, a newer major version.
+    """Take over a capsule; it cannot be consumed again. ArgumentError, with the memory given back, where it
+    will not do: not C-contiguous, an element type without a safetensors name, a newer major version.
     """
     for name, used, struct in _STRUCTS:
         if _is_valid(capsule, name):
@@ -230,7 +233,8 @@ def _check_contiguous(dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
     for dim, stride in zip(reversed(dims), reversed(strides), strict=True):
         if dim != 1 and stride != expected:
             raise ArgumentError(
-                f"the array is not C-contiguous (shape {list(dims)}, strides {list(strides)} elements): copy it first"
+                f"the array is not C-contiguous (shape {list(dims)}, strides {list(strides)} elements): "
+                "copy it first"
             )
         expected *= dim
 

@@ -1,4 +1,5 @@
-"""Every element type a safetensors file may hold, two that other formats have beside them, and what they are called elsewhere.
+"""Every element type a safetensors file may hold, two that other formats have beside them, and what
+they are called elsewhere.
 
 The names are those of the safetensors format (the list is that of safetensors 0.8). Types that share a size
 are kept apart even where a framework confuses them: F8_E4M3 is the OCP type ("e4m3fn"), F8_E4M3FNUZ is AMD's,
@@ -46,7 +47,8 @@ class DType:
 
     @property
     def alignment(self) -> int:
-        """Alignment in bytes that an array of this type wants: the size of an element (of complex ones: of its half)."""
+        """Alignment in bytes that an array of this type wants: the size of an element (of
+        complex ones: of its half)."""
         return self.bits // 16 if self.name in _COMPLEX_NAMES else max(1, self.bits // 8)
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
 """torch tensors over one piece of memory, each with a storage of its own.
 
-`torch.save` and `deepcopy` copy a tensor's storage. Views of one storage would make them copy a whole file for each tensor, so each tensor
-comes in as a DLPack capsule: its storage is as long as the tensor, refuses `resize_`, and keeps all of the memory alive. numpy makes the
-capsules (dlpack.py says why); only the 16 bytes in which element type and device stand are written over. Measured on 2 cores: 1.3 us a
-tensor, a view 0.7.
+`torch.save` and `deepcopy` copy a tensor's storage. Views of one storage would make them copy a whole file
+for each tensor, so each tensor comes in as a DLPack capsule: its storage is as long as the tensor, refuses
+`resize_`, and keeps all of the memory alive. numpy makes the capsules (dlpack.py says why); only the 16 bytes
+in which element type and device stand are written over. Measured on 2 cores: 1.3 us a tensor, a view 0.7.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _HEAD = dlpack.DLTensor.shape.offset - _AT
 
 
 class _Kind:
-    """How tensors of one element type come in: numpy's words for it, the type to view them as afterwards, the heads by dimensions."""
+    """How tensors of one element type come in: numpy's words for it, the type to view them as afterwards,
+    the heads by dimensions."""
 
     __slots__ = ("code", "heads", "view", "words")
 
@@ -75,10 +76,12 @@ def _imports(module: Any, kind: _Kind, wanted: Any) -> bool:
 def torch_storages(
     module: Any, base: Any, start: int, device: tuple[int, int], empty_on: Any
 ) -> Callable[[int, tuple[int, ...], DType, int], Any]:
-    """make(offset, shape, dtype, nbytes) -> a torch tensor at `start` + `offset` bytes of `base`, a uint8 array from `dlpack.base_array`
-    or any other, which it keeps alive. `device` is DLPack's, `empty_on` torch's, for tensors without elements.
+    """make(offset, shape, dtype, nbytes) -> a torch tensor at `start` + `offset` bytes of `base`, a uint8
+    array from `dlpack.base_array` or any other, which it keeps alive. `device` is DLPack's, `empty_on`
+    torch's, for tensors without elements.
 
-    Believes what it is told. Raises ArgumentError for a type that torch lacks, ExportError for read-only memory.
+    Believes what it is told. Raises ArgumentError for a type that torch lacks,
+    ExportError for read-only memory.
     """
     import numpy as np
 
@@ -105,7 +108,8 @@ def torch_storages(
 def torch_views(
     module: Any, whole: Any, raw: Callable[[int, tuple[int, ...], DType, int], Any]
 ) -> Callable[[int, tuple[int, ...], DType, int], Any]:
-    """The same, but views of `whole`, a torch tensor of bytes, whose storage they share. `raw` makes a nobounce.Tensor of the same memory."""
+    """The same, but views of `whole`, a torch tensor of bytes, whose storage they share. `raw` makes a
+    nobounce.Tensor of the same memory."""
     room = whole.numel()
     views: dict[DType, Any] = {}
     layouts: dict[tuple[int, ...], tuple[int, ...]] = {}

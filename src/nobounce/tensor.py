@@ -1,7 +1,7 @@
 """Tensor: a place in memory with a shape and an element type; speaks DLPack and the array interfaces.
 
-A tensor owns its memory together with every other tensor and array over it, so nothing that is handed out can dangle
-(cases C72 to C75). Element types are never taken for one another (case C40).
+A tensor owns its memory together with every other tensor and array over it, so nothing that is handed out can
+dangle (cases C72 to C75). Element types are never taken for one another (case C40).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ Maker = Callable[[int, tuple[int, ...], DType, int], Any]
 class Tensor:
     """`shape` elements of `dtype` at `offset` bytes of a Buffer, C-contiguous.
 
-    `dtype` is a safetensors name such as "BF16", or a DType. ArgumentError where the bytes leave the buffer, or an element
-    type smaller than a byte does not fill whole bytes. Closing the buffer leaves the tensor its memory.
+    `dtype` is a safetensors name such as "BF16", or a DType. ArgumentError where the bytes leave the
+    buffer, or an element type smaller than a byte does not fill whole bytes. Closing the buffer
+    leaves the tensor its memory.
     """
 
     __slots__ = ("__weakref__", "_allocation", "_dtype", "_nbytes", "_offset", "_shape")
@@ -68,11 +69,12 @@ class Tensor:
         *,
         shared_storage: bool = False,
     ) -> Maker:
-        """A fast maker of many tensors over one buffer: make(offset, shape, dtype, nbytes) -> Tensor, array or torch tensor.
+        """A fast maker of many tensors over one buffer: make(offset, shape, dtype, nbytes) ->
+        Tensor, array or torch tensor.
 
-        It believes what it is told: for loaders that have checked. numpy and torch see the memory without a copy where they
-        can reach it; else one host copy of the whole buffer is made, and shared. torch tensors have a storage each, or with
-        `shared_storage` are views of one.
+        It believes what it is told: for loaders that have checked. numpy and torch see the memory without a
+        copy where they can reach it; else one host copy of the whole buffer is made, and shared. torch
+        tensors have a storage each, or with `shared_storage` are views of one.
         """
         if framework == "numpy":
             return _numpy_maker(buffer)
@@ -93,10 +95,12 @@ class Tensor:
 
     @classmethod
     def from_dlpack(cls, obj: SupportsDLPack | SupportsArrayInterface) -> Tensor:
-        """A Tensor over the memory of any object with `__dlpack__`, without a copy; the memory lives as long as needed.
+        """A Tensor over the memory of any object with `__dlpack__`, without a copy; the memory
+        lives as long as needed.
 
-        numpy arrays of ml_dtypes types, which numpy does not export, are taken too. ArgumentError where the array is not
-        C-contiguous, its type has no safetensors name or its device is unknown here; read-only memory stays read-only.
+        numpy arrays of ml_dtypes types, which numpy does not export, are taken too. ArgumentError where
+        the array is not C-contiguous, its type has no safetensors name or its device is unknown here;
+        read-only memory stays read-only.
         """
         from nobounce.adopt import take_tensor
 
@@ -163,8 +167,9 @@ class Tensor:
     def numpy(self) -> np.ndarray[Any, Any]:
         """An array over the memory, which it keeps alive; a fresh copy where the host cannot reach it.
 
-        bf16 and FP8 are ml_dtypes types; F4 is uint8 with two elements in each byte (the last dimension is halved).
-        Waits for work under way. ArgumentError where numpy has no such type, naming the raw bytes as the way out.
+        bf16 and FP8 are ml_dtypes types; F4 is uint8 with two elements in each byte (the last
+        dimension is halved). Waits for work under way. ArgumentError where numpy has no such type,
+        naming the raw bytes as the way out.
         """
         import numpy as np
 
@@ -175,8 +180,8 @@ class Tensor:
     def torch(self) -> TorchTensor:
         """A torch tensor over the memory, which it keeps alive; on the GPU where the memory is a GPU's.
 
-        A host copy where torch cannot see the memory (`sim`). UnavailableError without torch, ArgumentError where torch
-        has no such type.
+        A host copy where torch cannot see the memory (`sim`). UnavailableError without torch, ArgumentError
+        where torch has no such type.
         """
         module = _torch()
         torch_dtype(self._dtype, module)
@@ -230,8 +235,9 @@ class Tensor:
     ) -> object:
         """A DLPack capsule (array API 2024.12); versioned where `max_version` is 1.0 or newer.
 
-        `dl_device` may ask for host memory (1, 0), which is a copy unless the host reaches this memory. `stream` is the
-        consumer's: it waits for work under way here; -1 asks for no such order. Raises ExportError, a BufferError.
+        `dl_device` may ask for host memory (1, 0), which is a copy unless the host reaches this memory.
+        `stream` is the consumer's: it waits for work under way here; -1 asks for no such order. Raises
+        ExportError, a BufferError.
         """
         versioned = max_version is not None and max_version[0] >= 1
         here = self._dlpack_device()
@@ -308,7 +314,8 @@ class Tensor:
 
 
 def import_framework(framework: Literal["numpy", "torch"] | None) -> None:
-    """Import what tensors of `framework` need, torch taking a second or more: before a transfer, whose clock would contain it.
+    """Import what tensors of `framework` need, torch taking a second or more: before a transfer,
+    whose clock would contain it.
 
     Raises UnavailableError without torch.
     """
@@ -319,7 +326,8 @@ def import_framework(framework: Literal["numpy", "torch"] | None) -> None:
 
 
 def looks_on(buffer: Buffer, framework: Literal["numpy", "torch"] | None) -> bool:
-    """Whether what `Tensor.maker` makes looks at the buffer's own memory, so that it can be made before the bytes are there."""
+    """Whether what `Tensor.maker` makes looks at the buffer's own memory, so that it can be made
+    before the bytes are there."""
     if framework is None or buffer.is_host_accessible:
         return True
     return framework == "torch" and buffer.device.capabilities.dlpack_device_type is not None
