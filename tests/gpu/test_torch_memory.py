@@ -136,3 +136,12 @@ def test_some_of_a_model_comes_where_it_is_wanted(tmp_path: Path) -> None:
             torch.cuda.synchronize()
             assert torch.equal(y.cpu(), wanted["w2"] * 2)
             x.zero_()
+
+
+def test_pinned_memory_is_what_torch_copies_from(tmp_path: Path) -> None:
+    torch = torch_on_a_gpu()
+    wanted = model(torch, tmp_path / "m.safetensors", 3, 5)
+    got = nobounce.load(tmp_path / "m.safetensors", device="cuda:0", framework="torch", pinned=True)
+    for name, tensor in wanted.items():
+        assert got[name].is_pinned()
+        assert torch.equal(got[name].to("cuda:0", non_blocking=True).cpu(), tensor)

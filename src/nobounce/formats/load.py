@@ -16,7 +16,7 @@ from nobounce.formats.model import Model as Model
 from nobounce.formats.model import asked, bring
 from nobounce.formats.opened import Opened, Paths, close_files, open_files
 from nobounce.formats.slab import SlabAhead
-from nobounce.route.types import Cache, Require
+from nobounce.route.types import Cache, MemoryKind, Require
 from nobounce.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def load(
     progress: Progress | None = None,
     names: Names = None,
     slices: Slices | None = None,
+    pinned: bool = False,
 ) -> Model[Tensor]: ...
 
 
@@ -54,6 +55,7 @@ def load(
     progress: Progress | None = None,
     names: Names = None,
     slices: Slices | None = None,
+    pinned: bool = False,
 ) -> Model[np.ndarray[Any, Any]]: ...
 
 
@@ -69,6 +71,7 @@ def load(
     progress: Progress | None = None,
     names: Names = None,
     slices: Slices | None = None,
+    pinned: bool = False,
     shared_storage: bool = False,
 ) -> Model[torch.Tensor]: ...
 
@@ -102,6 +105,7 @@ def load(
     shared_storage: bool = False,
     into: Any = None,
     strict: bool = False,
+    pinned: bool = False,
 ) -> Model[Any]:
     """Load model files into memory of `device`; returns a Model: a dict of name -> tensor with a `receipt`.
 
@@ -112,7 +116,8 @@ def load(
     own, so `torch.save` and `deepcopy` copy one tensor; with `shared_storage=True` those of a file are views of one, which takes half the
     time to make. On a GPU their memory is torch's own (docs/loading.md). `require="fastpath"`
     raises RouteError unless every byte of the data section can go direct. `align` asks that each tensor begin at a
-    multiple of so many bytes. `progress(backend, nbytes)` is called from I/O threads as bytes arrive.
+    multiple of so many bytes. `pinned=True` loads into page-locked host memory of `device`'s runtime, from which copies to it are fast:
+    to offload, or to prefetch what is wanted later. `progress(backend, nbytes)` is called from I/O threads as bytes arrive.
 
     Less than everything (docs/loading.md): `names` is a name, a pattern such as "model.layers.0.*", an iterable of names or a function of
     a name; `slices={"w": ((0, 512), None)}` takes a box of a tensor. `into` is a mapping of names to tensors, arrays or buffers of any
@@ -122,9 +127,13 @@ def load(
     Raises FormatError for a file that is not what it claims (before anything moves), FileError, FileChangedError,
     RouteError, TransferError, OutOfMemoryError, UnavailableError. A failed load leaves nothing behind.
     """
-    how, wish = asked(framework, shared_storage, require, cache, align, progress, names, slices, into, strict)
+    how, wish = asked(
+        framework, shared_storage, require, cache, align, progress, names, slices, into, strict, pinned
+    )
     target = None if device is None and into is not None else as_device(device)
-    slabs = SlabAhead(target) if target is not None and wish.is_all else None
+    slabs: SlabAhead | None = None
+    if target is not None and wish.is_all:
+        slabs = SlabAhead(target, MemoryKind.PINNED if pinned else MemoryKind.DEVICE)
     opened: list[Opened] = []
 
     def ready(nbytes: int) -> None:
@@ -133,7 +142,7 @@ def load(
 
     try:
         # Memory that may be torch's is not taken ahead, as torch is not imported for a file that will not load.
-        announce = _nothing if slabs is None or framework == "torch" else slabs.begin
+        announce = _nothing if slabs is None or (framework == "torch" and not pinned) else slabs.begin
         files, opened = open_files(paths, ready, announce)
         return bring(opened, files.warnings, target, how, wish, slabs)
     finally:

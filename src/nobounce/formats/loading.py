@@ -53,7 +53,7 @@ class Memory(Protocol):
 
 
 class How(NamedTuple):
-    """What `load` was asked for. `grouped`: the tensors of a file lie in groups."""
+    """What `load` was asked for. `grouped`: the tensors of a file lie in groups; `pinned`: in page-locked host memory."""
 
     framework: Framework | None
     shared_storage: bool
@@ -62,6 +62,7 @@ class How(NamedTuple):
     align: int
     progress: Progress | None
     grouped: bool = False
+    pinned: bool = False
 
 
 class Group(NamedTuple):

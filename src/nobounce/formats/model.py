@@ -16,7 +16,7 @@ from nobounce.formats.slab import SlabAhead
 from nobounce.formats.tensorinfo import Encoding
 from nobounce.formats.torchmem import torch_memory
 from nobounce.io.receipt import Receipt, total
-from nobounce.route.types import Cache, Require
+from nobounce.route.types import Cache, MemoryKind, Require
 from nobounce.tensor import import_framework
 
 if TYPE_CHECKING:
@@ -70,15 +70,18 @@ def asked(
     slices: Slices | None,
     into: Any,
     strict: bool,
+    pinned: bool,
 ) -> tuple[How, Wish]:
     """The arguments of a load, checked. Raises ArgumentError."""
     if framework not in (None, "numpy", "torch"):
         raise ArgumentError(f"framework={framework!r} is not numpy or torch")
     if shared_storage and framework != "torch":
         raise ArgumentError('shared_storage=True is for framework="torch": others have no storages')
+    if pinned and into is not None:
+        raise ArgumentError("pinned=True is for new memory: into= takes tensors where they are")
     if into is not None and (framework is not None or align is not None):
         raise ArgumentError("into= takes tensors as they are: framework= and align= are for new ones")
-    how = How(framework, shared_storage, require, cache, check_align(align), progress)
+    how = How(framework, shared_storage, require, cache, check_align(align), progress, pinned=pinned)
     return how, Wish(names, slices, into, strict)
 
 
@@ -114,7 +117,7 @@ def bring(
                 for one in opened:
                     check_copies(one.header)
             import_framework(how.framework)
-            memory = memory_on(device, torch=how.framework == "torch", slabs=slabs)
+            memory = memory_on(device, how, slabs=slabs)
             grouped = how._replace(grouped=not isinstance(memory, SlabAhead))
             _run(model, receipts, [Loading(one, memory, device, grouped) for one in opened])
         else:
@@ -142,8 +145,11 @@ def bring(
     return model
 
 
-def memory_on(device: Device, *, torch: bool, slabs: SlabAhead | None = None) -> Memory:
-    """Where memory on `device` comes from."""
+def memory_on(device: Device, how: How, *, torch: bool = False, slabs: SlabAhead | None = None) -> Memory:
+    """Where memory on `device` comes from: torch, for its tensors on a GPU and where `torch` says so, or nobounce itself."""
+    if how.pinned:
+        return slabs or SlabAhead(device, MemoryKind.PINNED)
+    torch = torch or how.framework == "torch"
     return (torch_memory(device) if torch else None) or slabs or SlabAhead(device)
 
 

@@ -114,6 +114,7 @@ class OpenModel:
         progress: Progress | None = None,
         names: Names = None,
         slices: Slices | None = None,
+        pinned: bool = False,
     ) -> Model[Tensor]: ...
 
     @overload
@@ -128,6 +129,7 @@ class OpenModel:
         progress: Progress | None = None,
         names: Names = None,
         slices: Slices | None = None,
+        pinned: bool = False,
     ) -> Model[np.ndarray[Any, Any]]: ...
 
     @overload
@@ -142,6 +144,7 @@ class OpenModel:
         progress: Progress | None = None,
         names: Names = None,
         slices: Slices | None = None,
+        pinned: bool = False,
         shared_storage: bool = False,
     ) -> Model[torch.Tensor]: ...
 
@@ -173,13 +176,14 @@ class OpenModel:
         shared_storage: bool = False,
         into: Any = None,
         strict: bool = False,
+        pinned: bool = False,
     ) -> Model[Any]:
         """What `nobounce.load` does, without reading the headers again. Raises as it does; ClosedError; FileChangedError where a file is
         not the one that was opened."""
         if self._closed:
             raise ClosedError("the model is closed")
         how, wish = asked(
-            framework, shared_storage, require, cache, align, progress, names, slices, into, strict
+            framework, shared_storage, require, cache, align, progress, names, slices, into, strict, pinned
         )
         target = None if device is None and into is not None else as_device(device)
         return bring(self._opened, self._own_warnings, target, how, wish)

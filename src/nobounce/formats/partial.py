@@ -293,7 +293,7 @@ def part_loads(
                 )
             by_device.setdefault(where, []).append(want)
         for where, group in by_device.items():
-            memory = memory_on(where, torch=how.framework == "torch" or bool(targets))
+            memory = memory_on(where, how, torch=bool(targets))
             load: Load
             if odd := [w.name for w in group if _is_odd(one.header, w)]:
                 if targets or slices:

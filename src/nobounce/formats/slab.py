@@ -14,6 +14,7 @@ from nobounce.errors import OutOfMemoryError
 from nobounce.formats.placement import extent
 from nobounce.formats.torchmem import empty_cache
 from nobounce.io.engine import engine_for
+from nobounce.route.types import MemoryKind
 
 if TYPE_CHECKING:
     from nobounce.buffer import Buffer
@@ -32,8 +33,8 @@ class SlabAhead:
 
     tickets = 1
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        self._device, self._kind = device, kind
         runtime = device._runtime
         self._useful = runtime.scheduler is THREADS and not runtime.capabilities.host_addressable
         self._changed = runtime.scheduler.condition()
@@ -67,7 +68,7 @@ class SlabAhead:
         slab: Buffer | None = None
         try:
             with contextlib.suppress(Exception):
-                slab = self._device.allocate(self._nbytes)
+                slab = self._device.allocate(self._nbytes, kind=self._kind)
         finally:
             with self._changed.mutex:
                 unwanted = slab if self._closed else None
@@ -86,11 +87,11 @@ class SlabAhead:
                 return slab
             slab.close()
         try:
-            return self._device.allocate(nbytes)
+            return self._device.allocate(nbytes, kind=self._kind)
         except OutOfMemoryError:
             if not empty_cache():
                 raise
-            return self._device.allocate(nbytes)
+            return self._device.allocate(nbytes, kind=self._kind)
 
     def settle(self) -> None:
         """Nothing uses what `take` returned."""

@@ -12,6 +12,8 @@ import pytest
 
 import nobounce
 from capabilities import need
+from doubles.hip_bindings import HipDouble
+from nobounce.device import Device
 from nobounce.errors import (
     ArgumentError,
     ClosedError,
@@ -21,7 +23,9 @@ from nobounce.errors import (
 )
 from nobounce.formats import boxes, opened, partial
 from nobounce.formats.selection import GAP_NBYTES, runs
+from nobounce.route.types import MemoryKind
 from nobounce.runtimes import rawio
+from nobounce.runtimes.gpu import hip
 
 KIB, MIB = 1 << 10, 1 << 20
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -505,3 +509,29 @@ def test_views_of_a_checkpoint(tmp_path: Path) -> None:
     nobounce.load(path, into=into)
     assert np.array_equal(into["tied"], base.numpy())
     assert np.array_equal(into["base"], base.numpy())
+
+
+# pinned memory
+
+
+@pytest.mark.parametrize("framework", [None, "numpy", "torch"])
+@pytest.mark.parametrize("name", ["cpu", "sim:0", "hip double"])
+def test_a_load_into_pinned_memory(path: Path, name: str, framework: Any) -> None:
+    if framework == "torch":
+        need("torch")
+    device: Any = Device._of(hip.load(HipDouble(devices=1)), 0) if name == "hip double" else name
+    with nobounce.open_model(path) as m:
+        for how in ({}, {"names": "l*"}, {"slices": {"large": (None, (3, 9))}}):
+            got = m.load(device=device, framework=framework, pinned=True, **how)
+            wanted = {n: a for n, a in arrays().items() if n in got}
+            if "slices" in how:
+                wanted["large"] = wanted["large"][:, 3:9]
+            same(got, wanted)
+            if framework is None:
+                assert all(t.is_host_accessible for t in got.values())
+                runtime = got.device._runtime
+                assert runtime.pointer_info(got["large"].address).kind is MemoryKind.PINNED
+    got = nobounce.load(path, device=device, framework=framework, pinned=True)
+    same(got, arrays())
+    with pytest.raises(ArgumentError, match="pinned"):
+        nobounce.load(path, into={"odd": bytearray(77)}, pinned=True)  # type: ignore[call-overload]
