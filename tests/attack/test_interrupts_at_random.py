@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,9 +100,7 @@ def model(tmp_path: Path) -> Path:
 def test_an_interrupt_is_keyboard_interrupt_or_comes_too_late(model: Path, call: Call, device: str) -> None:
     on = nobounce.Device(device)
     call(model, on)
-    begin = time.perf_counter()
-    call(model, on)
-    seconds = time.perf_counter() - begin
+    seconds = min(timeit.repeat(lambda: call(model, on), number=1, repeat=5))  # not one that was held up
     chosen = random.Random(f"{call.__name__} {device}")
     before, hit = signal.signal(signal.SIGALRM, signal.default_int_handler), 0
     try:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from nobounce.observe.layout import NBYTES
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or "NOBOUNCE_STATS_COLLECTOR" in os.environ:
+    # Now, where it will be needed: a program that gives up root may not be able to read it later.
     import socket
 
 _log = logging.getLogger("nobounce")
