@@ -1,23 +1,17 @@
 """Boxes of tensors that are many runs of their file, such as a range of columns: cut on the host.
 
-What the page cache holds is copied out of a mapping of the file, by several threads: only what is wanted is touched. On one quiet core that
-gives 8 to 11 GiB/s of runs of 192 B to 7 KiB where a file was just written, 3 where its pages must be mapped one by one; reading whole rows
-and cutting them gives 2.5 where an eighth is wanted. But a page that vanishes from under a mapping, as when another program truncates the
-file, ends the process by SIGBUS. So the file is mapped only under a read lease (fcntl(2), F_SETLEASE), which has such a program wait until
-the copy is made. Where there is none to be had, because somebody has the file open for writing, it is another user's, or its file system has
-none, whole rows are read in blocks that are cut while they are in the core's own cache, or where the gaps are long the runs alone.
-Everything else goes as any read does.
+Whole rows are read by the block and cut by one strided copy each, or the runs alone where the gaps between them are long. What the page
+cache holds is read by several threads: 2.8 GiB/s of what is wanted on 2 cores where that is an eighth of each row, as much as out of a mapping
+of the file, whose pages must be mapped one by one; and a page that vanishes from under a mapping, as when another program truncates the file,
+would end the process. Everything else goes as any read does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import itertools
 import mmap
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,10 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nobounce.buffer import as_buffer
 from nobounce.config import settings
 from nobounce.errors import FileChangedError, RouteError, TransferError, printable
-from nobounce.facts.pagecache import counted
+from nobounce.facts.pagecache import estimate
 from nobounce.formats.selection import GAP_NBYTES, Wanted
 from nobounce.io.engine import engine_for, machine_for
 from nobounce.io.receipt import Receipt, Segment, total
+from nobounce.records import replace
 from nobounce.route.types import Reason, Refusal
 
 if TYPE_CHECKING:
@@ -39,8 +34,8 @@ if TYPE_CHECKING:
     from nobounce.io.file import File
 
 BLOCK_NBYTES = 8 << 20
-CACHED_NBYTES = 512 << 10
-"""A block of what the page cache holds: it is cut while it is in the core's own cache."""
+CACHED_NBYTES = 4 << 20
+"""A block that a thread reads out of the page cache and cuts: smaller ones cost more Python, larger ones more of the processor's cache."""
 MOSTLY = 0.95
 """Part of a box's span that is in the page cache where the few pages that are not may come through it too."""
 PAGE = mmap.PAGESIZE
@@ -81,11 +76,10 @@ def read(file: File, data_offset: int, want: Wanted, device: Device, buffer: Buf
     rows, run = _rows_of(want, data_offset)
     out = np.ndarray((want.nbytes // run, run), np.uint8, host)
     start, nbytes = data_offset + want.start, want.end - want.start
-    resident = 0 if how.cache == "avoid" else counted(file.fileno(), start, nbytes).resident_bytes or 0
-    if resident >= MOSTLY * nbytes:
-        receipt = _cached(file, rows, out, device, nbytes)
+    if how.cache != "avoid" and estimate(file.fileno(), start, nbytes) >= MOSTLY:
+        receipt = _cached(file, rows, out, device)
     else:
-        receipt = _blocks(file, rows, out, how)
+        receipt = replace(_blocks(file, rows, out, how), device=device.name)
     if not buffer.is_host_accessible:
         stream = device.default_stream
         buffer.copy_from(host, stream=stream)
@@ -122,54 +116,14 @@ def _blocks(file: File, rows: Sequence[Rows], out: Any, how: How) -> Receipt:
     return total(receipts)
 
 
-def _cached(file: File, rows: Sequence[Rows], out: Any, device: Device, span: int) -> Receipt:
-    """By several threads, out of the page cache; `span` bytes of the file hold all of the rows."""
-    import numpy as np
-
+def _cached(file: File, rows: Sequence[Rows], out: Any, device: Device) -> Receipt:
+    """By several threads, out of the page cache."""
     pool = engine_for(device._runtime)
     started = pool.scheduler.now()
-    start, moved = rows[0].file_offset, out.nbytes
-    with _leased(file.fileno()) as leased:
-        if leased >= 0 and os.fstat(leased).st_size >= start + span:
-            begin = start // PAGE * PAGE
-            # Unmapped with the last array over it.
-            mapping = mmap.mmap(
-                leased, start - begin + span, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=begin
-            )
-            whole = np.frombuffer(mapping, np.uint8)
-            blocks = list(_cut_up(rows, BLOCK_NBYTES))
-
-            def one(_: Any, number: int) -> None:
-                _copy(whole, blocks[number].file_offset - begin, blocks[number], out)
-
-            try:
-                _Together(pool, len(blocks), one, lambda: None).run()
-            finally:
-                del whole, mapping
-        else:
-            moved = _read_cached(file, rows, out, pool)
-    segment = Segment("fallback", start, 0, moved, CUT)
+    moved = _read_cached(file, rows, out, pool)
+    segment = Segment("fallback", rows[0].file_offset, 0, moved, CUT)
     times = started, started, pool.scheduler.now()
     return Receipt("read", file.name, device.name, moved, moved, (segment,), (), "none", *times)
-
-
-@contextlib.contextmanager
-def _leased(fd: int) -> Iterator[int]:
-    """A descriptor of the same file with a read lease on it; -1 where there is none to be had."""
-    own = -1
-    try:
-        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGURG)  # which nobody hears; SIGIO would end the process
-        fcntl.fcntl(own, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError:
-        if own >= 0:
-            os.close(own)
-        own = -1
-    try:
-        yield own
-    finally:
-        if own >= 0:
-            os.close(own)
 
 
 def _read_cached(file: File, rows: Sequence[Rows], out: Any, pool: Engine) -> int:

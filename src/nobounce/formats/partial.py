@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nobounce.errors import ArgumentError, clip, printable
+from nobounce.errors import ArgumentError, InternalError, clip, printable
+from nobounce.facts.pagecache import estimate
 from nobounce.formats import boxes
 from nobounce.formats.columns import PART
 from nobounce.formats.fresh import FreshRead, Part
 from nobounce.formats.into import Target, Targets, destinations, match, put, written
-from nobounce.formats.loading import How, Loading, Memory, check_whole
+from nobounce.formats.loading import GROUP_NBYTES, How, Loading, Memory, check_whole
 from nobounce.formats.model import Wish, memory_on
 from nobounce.formats.nocollect import no_collection
 from nobounce.formats.opened import grain_of
+from nobounce.formats.populate import Populate, populate_ahead
 from nobounce.formats.selection import Wanted, chosen, runs, wanted
+from nobounce.formats.slab import SlabAhead
 from nobounce.io.receipt import Receipt, total
 from nobounce.records import replace
 from nobounce.tensor import Tensor, looks_on
@@ -31,11 +34,49 @@ if TYPE_CHECKING:
     from nobounce.formats.model import Load
     from nobounce.formats.opened import Opened
     from nobounce.formats.tensorinfo import Header
+    from nobounce.io.file import File
 
 STRAIGHT_NBYTES = 64 << 10
 """Bytes of a tensor that are worth a request of its own; copies of smaller ones cost less."""
 PLACE = 256
 """Alignment in bytes of a tensor that the file holds at an odd place."""
+
+
+class _Share:
+    """What lies in one slab: tensors in the order of the file, the runs that bring them, and where each arrives. `odd` says where those are
+    moved to that the file holds at an odd place."""
+
+    __slots__ = ("begins", "odd", "places", "room", "runs", "slab", "wants")
+
+    def __init__(self, wants: list[Wanted], data_offset: int, grain: int, align: int) -> None:
+        self.wants = wants
+        self.runs = runs([(data_offset + w.start, data_offset + w.end) for w in wants], grain)
+        self.begins = [r.start for r in self.runs]
+        self.room = self.runs[-1].offset + self.runs[-1].end - self.runs[-1].start if self.runs else 0
+        self.places: dict[str, int] = {}
+        self.odd: dict[str, int] = {}
+        self.slab: Buffer | None = None
+        for want in wants:
+            if not want.nbytes:
+                continue
+            at = data_offset + want.start
+            run = self.runs[bisect_right(self.begins, at) - 1]
+            offset = self.places[want.name] = run.offset + at - run.start
+            if offset % max(align, want.dtype.alignment):
+                self.room += -self.room % PLACE
+                self.odd[want.name] = self.room
+                self.room += want.nbytes
+
+    @property
+    def buffer(self) -> Buffer:
+        """The slab, once it was taken."""
+        if self.slab is None:
+            raise InternalError("no memory was taken")
+        return self.slab
+
+    def place(self, want: Wanted) -> int:
+        """Where a tensor is in the end."""
+        return self.odd.get(want.name) or self.places.get(want.name, 0)
 
 
 class PartLoading:
@@ -52,15 +93,13 @@ class PartLoading:
     ) -> None:
         self._one, self._wants, self._targets = one, wants, targets
         self._memory, self._device, self._how = memory, device, how
-        self._slab: Buffer | None = None
+        self._shares: list[_Share] = []
         self._reads: list[FreshRead] = []
         self._cut: dict[str, Buffer] = {}
         self._receipts: list[Receipt] = []
         self.made: dict[str, Any] = {}
         self._touched: list[str] = []
-        self._places: dict[str, int] = {}
-        self._odd: dict[str, int] = {}
-        """Where in the slab each tensor arrives, and where those are moved to that the file holds at an odd place."""
+        self._ahead: Populate | None = None
 
     @property
     def undefined(self) -> list[str]:
@@ -72,26 +111,18 @@ class PartLoading:
         how, header = self._how, self._one.header
         file = self._one.start()
         grain, data = grain_of(file), header.data_offset
-        straight, rest, cut = self._sorted()
-        self._straight, self._runs = straight, runs([(data + w.start, data + w.end) for w in rest], grain)
-        self._rest, self._boxed = rest, cut
-        room = self._runs[-1].offset + self._runs[-1].end - self._runs[-1].start if self._runs else 0
-        self._begins = [r.start for r in self._runs]
-        for want in rest:
-            nbytes = want.end - want.start
-            if not nbytes:
-                continue
-            offset = self._places[want.name] = self._offset(want)
-            if offset % max(how.align, want.dtype.alignment):
-                room += -room % PLACE
-                self._odd[want.name] = room
-                room += nbytes
-        self._slab = slab = self._memory.take(room)
+        straight, rest, self._boxed = self._sorted()
+        limit = GROUP_NBYTES if how.grouped else header.data_nbytes
+        self._shares = [_Share(wants, data, grain, how.align) for wants in _groups(rest, limit)]
+        for share in self._shares:
+            share.slab = self._memory.take(share.room)
         self._memory.settle()
         options: dict[str, Any] = {"progress": how.progress}
-        if self._runs:
-            parts = [Part(slab, r.start, r.offset, r.end - r.start) for r in self._runs]
-            self._reads.append(FreshRead(file, parts, how.require, how.cache, **options))
+        for share in self._shares:
+            if share.runs:
+                parts = [Part(share.buffer, r.start, r.offset, r.end - r.start) for r in share.runs]
+                beside = self._populate(file, share, parts)
+                self._reads.append(FreshRead(file, parts, how.require, how.cache, beside=beside, **options))
         if straight:
             parts = [Part(self._targets[w.name].buffer, data + w.start, 0, w.nbytes) for w in straight]
             self._reads.append(FreshRead(file, parts, how.require, how.cache, relax=True, **options))
@@ -99,7 +130,7 @@ class PartLoading:
             self._touched = [w.name for w in straight]
         for read in self._reads:
             read.begin()
-        for want in cut:
+        for want in self._boxed:
             target = self._targets.get(want.name)
             if target is not None and target.address is not None:
                 self._touched.append(want.name)
@@ -112,12 +143,11 @@ class PartLoading:
     def finish(self) -> Receipt:
         """Wait for the bytes and make the tensors, `made`. Everything else is given back, also where this raises."""
         try:
-            receipts, slab = self._receipts, self._slab
+            receipts = self._receipts
             # What only looks at the memory can be made while it is being filled.
-            moved = self._targets or self._odd or self._boxed or slab is None
-            early = (
-                bool(self._reads) and not moved and slab is not None and looks_on(slab, self._how.framework)
-            )
+            moved = bool(self._targets or self._boxed) or any(s.odd for s in self._shares)
+            early = bool(self._reads) and not moved
+            early = early and looks_on(self._shares[0].buffer, self._how.framework)
             for number, read in enumerate(self._reads):
                 receipts.append(read.finish(self._make if early and not number else _nothing))
                 check_whole(self._one, read, receipts[-1])
@@ -151,10 +181,25 @@ class PartLoading:
             self._give_back()
 
     def _give_back(self) -> None:
-        for buffer in (self._slab, *self._cut.values()):
-            if buffer is not None:
-                buffer.close()
-        self._one.file.close()
+        try:
+            if self._ahead is not None:
+                self._ahead.stop()
+        finally:
+            for buffer in (*(s.slab for s in self._shares), *self._cut.values()):
+                if buffer is not None:
+                    buffer.close()
+            self._one.file.close()
+
+    def _populate(self, file: File, share: _Share, parts: Sequence[Part]) -> Populate | None:
+        """Work that makes the first slab ready while the disk is waited for, where it is."""
+        how, slab = self._how, share.buffer
+        if self._ahead is not None or not slab.is_host_accessible:
+            return None
+        last = parts[-1].file_offset + parts[-1].nbytes
+        cold = how.cache == "avoid" or how.require == "fastpath"
+        if cold or estimate(file.fileno(), parts[0].file_offset, last - parts[0].file_offset) < 0.5:
+            self._ahead = populate_ahead(slab)
+        return self._ahead
 
     def _sorted(self) -> tuple[list[Wanted], list[Wanted], list[Wanted]]:
         """What is read straight into its destination, what goes through the slab, and what is cut on the host; each in the file's order."""
@@ -177,65 +222,64 @@ class PartLoading:
                 rest.append(want)
         return straight, rest, cut
 
-    def _offset(self, want: Wanted) -> int:
-        """Where a tensor's bytes come in the slab."""
-        at = self._one.header.data_offset + want.start
-        run = self._runs[bisect_right(self._begins, at) - 1]
-        return run.offset + at - run.start
-
     def _deliver(self) -> None:
         """Copy what is not where it belongs."""
-        slab = self._slab
-        if slab is None:
-            return
         self._touched = [w.name for w in self._wants if w.name in self._targets]
         copies: list[tuple[int, int, int]] = []
-        strided = [w for w in self._boxed if w.name in self._targets and w.name in self._cut]
-        for want in self._rest:
-            target = self._targets.get(want.name)
-            source = slab.handle + (self._places[want.name] if want.nbytes else 0)
-            if target is not None and target.address is None:
-                strided.append(want)
-            elif target is not None and want.nbytes:
-                copies.append((target.address or 0, source, want.nbytes))
-            if want.name in self._odd:
-                copies.append((slab.handle + self._odd[want.name], source, want.nbytes))
+        strided = [
+            (w, self._cut[w.name], 0) for w in self._boxed if w.name in self._targets and w.name in self._cut
+        ]
+        for share in self._shares:
+            base = share.buffer.handle
+            for want in share.wants:
+                target, source = self._targets.get(want.name), base + share.places.get(want.name, 0)
+                if want.name in share.odd:
+                    copies.append((base + share.odd[want.name], source, want.nbytes))
+                if target is not None and target.address is None:
+                    strided.append((want, share.buffer, share.place(want)))
+                elif target is not None and want.nbytes:
+                    copies.append((target.address or 0, source, want.nbytes))
         if copies:
             _copy(self._device, copies)
-        for want in strided:
-            put(self._targets[want.name], self._tensor(want))
+        for want, buffer, place in strided:
+            put(self._targets[want.name], Tensor.maker(buffer)(place, want.shape, want.dtype, want.nbytes))
         written(self._targets[w.name] for w in self._wants if w.name in self._targets)
         self._touched = []
 
     def _make(self) -> None:
         """Make the tensors, `made`, in the order of the file."""
-        slab, how, made = self._slab, self._how, self.made
-        if slab is None:
+        how, made = self._how, self.made
+        if self._targets:
+            made.update((w.name, self._targets[w.name].obj) for w in self._wants)
             return
-        make = Tensor.maker(slab, how.framework, shared_storage=how.shared_storage)
-        odd, places, targets = self._odd, self._places, self._targets
+        made.update(dict.fromkeys(w.name for w in self._wants))
         breathe = self._device._runtime.scheduler.sleep
         with no_collection():
-            for number, want in enumerate(self._wants):
-                name = want.name
-                if not (number + 1) % PART:
-                    breathe(0)
-                if targets:
-                    made[name] = targets[name].obj
-                elif want.box is not None:
-                    whole = Tensor.maker(self._cut[name], how.framework, shared_storage=how.shared_storage)
-                    made[name] = whole(0, want.shape, want.dtype, want.nbytes)
-                else:
-                    made[name] = make(
-                        odd.get(name) or places.get(name, 0), want.shape, want.dtype, want.nbytes
-                    )
+            for share in self._shares:
+                make = Tensor.maker(share.buffer, how.framework, shared_storage=how.shared_storage)
+                odd, places = share.odd, share.places
+                for number, want in enumerate(share.wants, 1):
+                    if not number % PART:
+                        breathe(0)
+                    place = odd.get(want.name) or places.get(want.name, 0)
+                    made[want.name] = make(place, want.shape, want.dtype, want.nbytes)
+            for want in self._boxed:
+                make = Tensor.maker(self._cut[want.name], how.framework, shared_storage=how.shared_storage)
+                made[want.name] = make(0, want.shape, want.dtype, want.nbytes)
 
-    def _tensor(self, want: Wanted) -> Tensor:
-        if want.box is not None or self._slab is None:
-            return Tensor(self._cut[want.name], want.shape, want.dtype)
-        place = self._odd.get(want.name) or self._places.get(want.name, 0)
-        made: Tensor = Tensor.maker(self._slab)(place, want.shape, want.dtype, want.nbytes)
-        return made
+
+def _groups(wants: list[Wanted], limit: int) -> Iterator[list[Wanted]]:
+    """The tensors, in the order of the file, in groups of at most `limit` bytes, larger ones alone."""
+    group: list[Wanted] = []
+    nbytes = 0
+    for want in wants:
+        if group and nbytes + want.nbytes > limit:
+            yield group
+            group, nbytes = [], 0
+        group.append(want)
+        nbytes += want.nbytes
+    if group:
+        yield group
 
 
 def _copy(device: Device, copies: list[tuple[int, int, int]]) -> None:
@@ -303,7 +347,8 @@ def part_loads(
                     )
                 load = _Picked(Loading(one, memory, where, how), {w.name for w in group})
             else:
-                load = PartLoading(one, group, targets, memory, where, how)
+                grouped = how._replace(grouped=not isinstance(memory, SlabAhead))
+                load = PartLoading(one, group, targets, memory, where, grouped)
             places.setdefault(where, []).append(load)
     return list(places.items())
 

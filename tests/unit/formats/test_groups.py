@@ -17,7 +17,7 @@ from capabilities import need
 from doubles.hip_bindings import HipDouble
 from nobounce.device import Device
 from nobounce.errors import OutOfMemoryError, TransferError
-from nobounce.formats import loading
+from nobounce.formats import loading, partial
 from nobounce.formats import model as model_module
 from nobounce.formats.fresh import FreshRead
 from nobounce.formats.header import read_header_of
@@ -57,6 +57,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pool]]:
 
     monkeypatch.setattr(model_module, "torch_memory", torch_memory)
     monkeypatch.setattr(loading, "GROUP_NBYTES", 64 * KIB)
+    monkeypatch.setattr(partial, "GROUP_NBYTES", 64 * KIB)
     return made
 
 
@@ -246,3 +247,20 @@ def test_where_a_later_file_cannot_go_direct_nothing_of_the_earlier_ones_is_left
     assert ends == ["0", "1"]
     monkeypatch.undo()
     assert len(nobounce.load(paths, device="cpu")) == 3
+
+
+@pytest.mark.parametrize("cache", ["use", "avoid"])
+def test_chosen_tensors_lie_in_groups_too(tmp_path: Path, pools: list[Pool], cache: Any) -> None:
+    need("torch")
+    path = tmp_path / "m.safetensors"
+    wanted = model(path, SIZES * 3)
+    names = [n for n in wanted if int(n[-1]) % 2 or n.endswith("5")]
+    got = nobounce.load(path, device="cpu", framework="torch", names=names, cache=cache)
+    assert list(got) == [n for n in wanted if n in names]
+    assert all(np.array_equal(got[n].numpy(), wanted[n]) for n in names)
+    assert len(pools[-1].taken) > 3
+    kept = got[names[-2]]
+    del got
+    gc.collect()
+    assert [ref() is not None for ref in pools[-1].alive].count(True) == 1
+    assert kept.numel() == wanted[names[-2]].size
