@@ -20,7 +20,8 @@ def until(there: list[str], seconds: float = PATIENCE) -> None:
 
 
 def interrupt() -> None:
-    """Ctrl-C, while the main thread waits."""
+    """Ctrl-C, once the main thread waits: a signal just before that is handled when it has waited."""
+    THREADS.sleep(0.05)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
