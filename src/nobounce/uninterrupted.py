@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, ParamSpec, TypeVar
@@ -18,6 +19,8 @@ from nobounce.clock import THREADS, Scheduler
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LOOK_SECONDS = 0.1
+"""A signal that comes just before a thread sleeps does not wake it: the waiting thread looks so often."""
 GivenUp = Callable[[], bool]
 """Whether the caller was interrupted, so that nothing waits for the call any more."""
 
@@ -33,7 +36,7 @@ class _Call(Generic[T]):
         self._undo = [] if undo is None else [undo]
         """Taken out by the one that has to call it."""
         self._given_up = self._done = False
-        self.ended = THREADS.lock()
+        self.ended = threading.Lock()
         self.ended.acquire()
 
     def given_up(self) -> bool:
@@ -73,11 +76,14 @@ class _Threads:
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call[object]] = SimpleQueue()
         self._idle: list[None] = []
-        """An entry for each thread that waits for a call."""
+        """An entry for each thread that waits for a call and for which none is queued: two calls
+        must not count on one thread."""
 
     def put(self, call: _Call[object]) -> bool:
         """Hand a call over; False where no thread can be started."""
-        if not self._idle:
+        try:
+            self._idle.pop()
+        except IndexError:
             try:
                 THREADS.spawn(self._serve, name="nobounce-calls")
             except (RuntimeError, MemoryError):
@@ -86,10 +92,8 @@ class _Threads:
         return True
 
     def _serve(self) -> None:
-        self._idle.append(None)
         while True:
             call = self._calls.get()
-            self._idle.pop()
             call.run()
             self._idle.append(None)
             call.ended.release()
@@ -114,7 +118,8 @@ def uninterrupted(
     try:
         if not _threads.put(call):  # type: ignore[arg-type]
             return fn(_never)  # no thread can be started: better interruptible than not at all
-        call.ended.acquire()
+        while not call.ended.acquire(timeout=LOOK_SECONDS):
+            pass
     except BaseException:
         call.give_up()
         raise

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from nobounce import uninterrupted as uninterrupted_module
 from nobounce.clock import THREADS
 from nobounce.uninterrupted import GivenUp, uninterrupted
 
@@ -68,3 +69,21 @@ def test_another_call_goes_through_while_an_interrupted_one_still_runs() -> None
     go.set()
     until(ended)
     assert ended == ["slow"]
+
+
+def test_two_calls_do_not_count_on_one_thread() -> None:
+    """However soon the second comes: before the thread has taken the first."""
+    go, ended = threading.Event(), list[str]()
+    uninterrupted(lambda _: None)  # a thread is idle now
+
+    def slow(_: GivenUp) -> None:
+        assert go.wait(PATIENCE)
+        ended.append("slow")
+
+    calls = [uninterrupted_module._Call(slow), uninterrupted_module._Call(lambda _: ended.append("quick"))]
+    for call in calls:
+        assert uninterrupted_module._threads.put(call)  # type: ignore[arg-type]
+    assert calls[1].ended.acquire(timeout=PATIENCE)
+    assert ended == ["quick"]
+    go.set()
+    assert calls[0].ended.acquire(timeout=PATIENCE)
