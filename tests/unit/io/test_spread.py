@@ -233,6 +233,37 @@ def test_an_interrupt_while_everything_is_given_back_comes_after_that(
         assert nothing_lost(device)
 
 
+TIMES = ("seconds", "queued_seconds", "bytes_per_second_of_operation", "latency", "microseconds")
+
+
+def counted(found: Any) -> Any:
+    """Statistics without what is a time, or depends on who was there first."""
+    if isinstance(found, dict):
+        return {k: counted(v) for k, v in found.items() if k not in (*TIMES, "bounce_pinned_bytes")}
+    return [counted(v) for v in found] if isinstance(found, list) else found
+
+
+def test_it_is_counted_and_told_as_the_whole_way_is(
+    path: Path, device: nobounce.Device, asked: list[int]
+) -> None:
+    def added() -> Any:
+        before = nobounce.stats()
+        told = [f.read(buffer, nbytes=n * MIB, file_offset=4096).to_dict() for n in (1, 5, 17)]
+        for one in told:
+            for name in ("queued_at", "started_at", "ended_at", "seconds", "gib_per_second", "segments"):
+                one.pop(name, None)
+        return counted((nobounce.stats() - before).to_dict()), told
+
+    with nobounce.open(path) as f, device.allocate(20 * MIB) as buffer:
+        known(f, buffer)
+        spread_out = added()
+        assert asked == [MIB, 5 * MIB, 17 * MIB]
+        config.override(config.Settings(relay="threads"))
+        f.read(buffer, nbytes=4096)
+        assert added() == spread_out
+    assert len(asked) == 3
+
+
 def test_threads_share_the_kernels_threads(path: Path, device: nobounce.Device) -> None:
     """Who finds none left goes another way."""
     wrong: list[Any] = []
