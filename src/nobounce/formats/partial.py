@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from nobounce.errors import ArgumentError, InternalError, clip, printable
@@ -111,9 +112,10 @@ class PartLoading:
         how, header = self._how, self._one.header
         file = self._one.start()
         grain, data = grain_of(file), header.data_offset
-        straight, rest, self._boxed = self._sorted()
         limit = GROUP_NBYTES if how.grouped else header.data_nbytes
-        self._shares = [_Share(wants, data, grain, how.align) for wants in _groups(rest, limit)]
+        with no_collection():
+            straight, rest, self._boxed = self._sorted()
+            self._shares = [_Share(wants, data, grain, how.align) for wants in _groups(rest, limit)]
         for share in self._shares:
             share.slab = self._memory.take(share.room)
         self._memory.settle()
@@ -152,7 +154,8 @@ class PartLoading:
                 receipts.append(read.finish(self._make if early and not number else _nothing))
                 check_whole(self._one, read, receipts[-1])
             self._one.end()
-            self._deliver()
+            with no_collection():
+                self._deliver()
             if not early:
                 self._make()
         except BaseException:
@@ -206,7 +209,7 @@ class PartLoading:
         straight: list[Wanted] = []
         rest: list[Wanted] = []
         cut: list[Wanted] = []
-        for want in sorted(self._wants, key=lambda w: (w.start, w.end)):
+        for want in sorted(self._wants, key=attrgetter("start", "end")):
             target = self._targets.get(want.name)
             if want.box is not None:
                 cut.append(want)
