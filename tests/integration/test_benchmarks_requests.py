@@ -77,3 +77,20 @@ def test_first_loads_are_raced_in_fresh_processes_and_each_sample_is_written(tmp
         assert row["import"] < row["seconds"][0]
         assert f"{row['seconds'][0] * 1e3:.1f}" in done.stdout
     assert str(tmp_path) not in out.read_text()
+
+
+def test_parts_are_raced_and_each_sample_is_written(tmp_path: Path) -> None:
+    need("cachestat", "safetensors")
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(FOLDER / "parts.py"), "--mib", "1", "--rounds", "2"]
+    command += ["--dir", str(tmp_path / "files"), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["schema"], result["version"]) == ("nobounce.benchmarks.parts", 1)
+    assert {"all", "every second tensor", "nobounce", "safetensors numpy"} <= {
+        row["contestant"] for row in result["rows"]
+    }
+    for row in result["rows"]:
+        assert len(row["seconds"]) == 2
+        assert f"{row['seconds'][0] * 1e3:.2f}" in done.stdout

@@ -1,17 +1,22 @@
 """Boxes of tensors that are many runs of their file, such as a range of columns: cut on the host.
 
-Whole rows are read by the block and cut by one strided copy each, or the runs alone where the gaps between them are long. What the page
-cache holds is read by several threads: 2.8 GiB/s of what is wanted on 2 cores where that is an eighth of each row, as much as out of a mapping
-of the file, whose pages must be mapped one by one; and a page that vanishes from under a mapping, as when another program truncates the file,
-would end the process. Everything else goes as any read does.
+What the page cache holds is copied out of a mapping of the file by several threads, so that only what is wanted is touched: on 2 cores 8 GiB/s
+of it and more where the file was written at one go, 2 to 3 where its pages lie apart and are mapped one by one. But a page that vanishes
+from under a mapping, as when another program truncates the file, ends the process by SIGBUS. So the file is mapped only under a read lease
+(fcntl(2), F_SETLEASE), which has such a program wait until the copy is made. Where there is none to be had, because somebody has the file
+open for writing, it is another user's, or its file system has none, whole rows are read by the block and cut, 2.8 GiB/s where an eighth of
+each row is wanted, or where the gaps are long the runs alone. Everything else goes as any read does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import itertools
 import mmap
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +44,8 @@ CACHED_NBYTES = 4 << 20
 MOSTLY = 0.95
 """Part of a box's span that is in the page cache where the few pages that are not may come through it too."""
 PAGE = mmap.PAGESIZE
+HUGE = 2 << 20
+"""One mapping that begins at a multiple of this in the file: large folios are then mapped at one go, 8 GiB/s where pieces give 3.5."""
 CUT = Reason("strided-slice", "a slice that is many runs of its file is cut out of the page cache")
 STRIDED = Refusal(
     "strided-slice",
@@ -120,10 +127,51 @@ def _cached(file: File, rows: Sequence[Rows], out: Any, device: Device) -> Recei
     """By several threads, out of the page cache."""
     pool = engine_for(device._runtime)
     started = pool.scheduler.now()
-    moved = _read_cached(file, rows, out, pool)
+    moved = out.nbytes
+    with _leased(file.fileno()) as leased:
+        if leased >= 0 and os.fstat(leased).st_size >= rows[-1].file_offset + rows[-1].nbytes:
+            _copy_mapped(leased, rows, out, pool)
+        else:
+            moved = _read_cached(file, rows, out, pool)
     segment = Segment("fallback", rows[0].file_offset, 0, moved, CUT)
     times = started, started, pool.scheduler.now()
     return Receipt("read", file.name, device.name, moved, moved, (segment,), (), "none", *times)
+
+
+@contextlib.contextmanager
+def _leased(fd: int) -> Iterator[int]:
+    """A descriptor of the same file with a read lease on it; -1 where there is none to be had."""
+    own = -1
+    try:
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGURG)  # which nobody hears; SIGIO would end the process
+        fcntl.fcntl(own, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        if own >= 0:
+            os.close(own)
+        own = -1
+    try:
+        yield own
+    finally:
+        if own >= 0:
+            os.close(own)
+
+
+def _copy_mapped(leased: int, rows: Sequence[Rows], out: Any, pool: Engine) -> None:
+    """Out of mappings of a file that nobody can truncate meanwhile."""
+    import numpy as np
+
+    blocks = list(_cut_up(rows, BLOCK_NBYTES))
+    begin = rows[0].file_offset // HUGE * HUGE
+    # Unmapped with the last array over it.
+    nbytes = rows[-1].file_offset + rows[-1].nbytes - begin
+    mapping = mmap.mmap(leased, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=begin)
+    source = np.frombuffer(mapping, np.uint8)
+
+    def one(_: Any, number: int) -> None:
+        _copy(source, blocks[number].file_offset - begin, blocks[number], out)
+
+    _Together(pool, len(blocks), one, lambda: None).run()
 
 
 def _read_cached(file: File, rows: Sequence[Rows], out: Any, pool: Engine) -> int:
