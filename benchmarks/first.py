@@ -185,11 +185,12 @@ def sections(device: str, gib: float, against: Path | None) -> dict[str, Section
     small = dict(nobounce_ways(device, against, EACH))
     small |= {f"{k}, one call": w for k, w in nobounce_ways(device, against, TENSORS)}
     small |= {f"{k}, 8 threads": w for k, w in nobounce_ways(device, against, THREADS, POOL)}
+    shared = {f"{k}, shared": w for k, w in whole(shared_storage=True).items()} if gpu else {}
     others = dict(peers(device))
     found = {
         "one": Section("one file", 1, 100, nbytes, whole() | others),
         "four": Section("four files", 4, 100, nbytes, whole() | others),
-        "many": Section("21,000 tensors", 1, 21_000, many, whole() | others),
+        "many": Section("21,000 tensors", 1, 21_000, many, whole() | shared | others),
         "small": Section("400 files of 200 KB", 400, 800, 400 * 200_000, small | others),
     }
     if not gpu:
