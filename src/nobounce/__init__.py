@@ -64,7 +64,7 @@ _NAMES = {
 }
 """Every public name but the version, under the module it lives in, loaded at first use (PEP 562)."""
 
-_MODULES = ("errors", "hip", "hipfile", "testing")
+_MODULES = ("errors", "hip", "hipfile", "kv", "testing")
 """Public modules, loaded at first use too."""
 
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from nobounce import errors as errors
     from nobounce import hip as hip
     from nobounce import hipfile as hipfile
+    from nobounce import kv as kv
     from nobounce import testing as testing
     from nobounce.buffer import Buffer as Buffer
     from nobounce.buffer import as_buffer as as_buffer
