@@ -95,12 +95,8 @@ def test_what_was_acknowledged_is_there_and_no_block_is_another_s(tmp_path: Path
                 if there:
                     for tensor in rows:
                         assert tensor[key, :8].tobytes() == key.to_bytes(8, "little"), (number, key)
-                        assert (
-                            set(tensor[key, 8:].tolist()) <= allowed
-                        )
-                        assert (
-                            (tensor[key, 8] == tensor[key, 8:]).all()
-                        )
+                        assert set(tensor[key, 8:].tolist()) <= allowed
+                        assert (tensor[key, 8] == tensor[key, 8:]).all()
                 else:
                     assert key not in newest, (number, key)
             held = {k: int(rows[0][k, 8]) for k in [*held, *(t for t in tried if t not in held)] if found[k]}
