@@ -1,4 +1,5 @@
-"""From what a reader has found in a file to a Header: ranges are checked against the file and against each other, and made relative."""
+"""From what a reader has found in a file to a Header: ranges are checked against the file and against each
+other, and made relative."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from nobounce.formats.covering import number
 from nobounce.formats.tensorinfo import Block, Detail, Header, TensorInfo
 
 MOST_TENSORS = 1 << 18
-"""Tensors of one file, other than safetensors, whose readers make objects of all of them: some 200 MB at most."""
+"""Tensors of one file, other than safetensors, whose readers make objects of all of
+them: some 200 MB at most."""
 
 MOST_DIMS = 64
 """Dimensions of an array, as numpy and torch have it."""
 
 
 def nbytes_or_reason(dtype: DType, shape: tuple[int, ...]) -> int | str:
-    """Bytes of a dense tensor, or why there can be none. The non-zero dimensions are multiplied: machine integers may wrap before they
-    meet a zero (case C16).
+    """Bytes of a dense tensor, or why there can be none. The non-zero dimensions are multiplied: machine
+    integers may wrap before they meet a zero (case C16).
     """
     if len(shape) > MOST_DIMS:
         return f"{len(shape)} dimensions are more than the {MOST_DIMS} of any array"
@@ -52,8 +54,8 @@ def assemble(
 ) -> Header:
     """A Header of tensors whose ranges count from the start of the file, in the order that users shall see.
 
-    `blocks` are (a tensor's name, the block), counted likewise; None where each tensor is its own. FormatError where a block ends behind
-    the file, or where two overlap.
+    `blocks` are (a tensor's name, the block), counted likewise; None where each tensor is its own.
+    FormatError where a block ends behind the file, or where two overlap.
     """
     tensors = {i.name: i for i in infos}
     if blocks is None:
@@ -62,7 +64,8 @@ def assemble(
     for name, block in held:
         if block.end > file_nbytes:
             raise FormatError(
-                f"truncated: its data ends at {number(block.end)}, the file has {file_nbytes} bytes; {magic.AGAIN}",
+                f"truncated: its data ends at {number(block.end)}, the file has {file_nbytes} bytes; "
+                f"{magic.AGAIN}",
                 filename=path,
                 tensor=name,
                 offset=min(block.start, file_nbytes),
@@ -70,7 +73,8 @@ def assemble(
     for (name, before), (other, after) in pairwise(held):
         if after.start < before.end:
             raise FormatError(
-                f"its data [{after.start}, {after.end}) overlaps [{before.start}, {before.end}) of tensor {clip(name)!r}",
+                f"its data [{after.start}, {after.end}) overlaps [{before.start}, {before.end}) of tensor "
+                f"{clip(name)!r}",
                 filename=path,
                 tensor=other,
                 offset=after.start,

@@ -1,11 +1,13 @@
 """Boxes of tensors that are many runs of their file, such as a range of columns: cut on the host.
 
-What the page cache holds is copied out of a mapping of the file by several threads, so that only what is wanted is touched: on 2 cores 8 GiB/s
-of it and more where the file was written at one go, 2 to 3 where its pages lie apart and are mapped one by one. But a page that vanishes
-from under a mapping, as when another program truncates the file, ends the process by SIGBUS. So the file is mapped only under a read lease
-(fcntl(2), F_SETLEASE), which has such a program wait until the copy is made. Where there is none to be had, because somebody has the file
-open for writing, it is another user's, or its file system has none, whole rows are read by the block and cut, 2.8 GiB/s where an eighth of
-each row is wanted, or where the gaps are long the runs alone. Everything else goes as any read does.
+What the page cache holds is copied out of a mapping of the file by several threads, so that only what is
+wanted is touched: on 2 cores 8 GiB/s of it and more where the file was written at one go, 2 to 3 where its
+pages lie apart and are mapped one by one. But a page that vanishes from under a mapping, as when another
+program truncates the file, ends the process by SIGBUS. So the file is mapped only under a read lease
+(fcntl(2), F_SETLEASE), which has such a program wait until the copy is made. Where there is none to be had,
+because somebody has the file open for writing, it is another user's, or its file system has none, whole rows
+are read by the block and cut, 2.8 GiB/s where an eighth of each row is wanted, or where the gaps are long the
+runs alone. Everything else goes as any read does.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ if TYPE_CHECKING:
 
 BLOCK_NBYTES = 8 << 20
 CACHED_NBYTES = 4 << 20
-"""A block that a thread reads out of the page cache and cuts: smaller ones cost more Python, larger ones more of the processor's cache."""
+"""A block that a thread reads out of the page cache and cuts: smaller ones cost more Python, larger ones more
+of the processor's cache."""
 MOSTLY = 0.95
 """Part of a box's span that is in the page cache where the few pages that are not may come through it too."""
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20
-"""One mapping that begins at a multiple of this in the file: large folios are then mapped at one go, 8 GiB/s where pieces give 3.5."""
+"""One mapping that begins at a multiple of this in the file: large folios are then mapped at one go, 8
+GiB/s where pieces give 3.5."""
 CUT = Reason("strided-slice", "a slice that is many runs of its file is cut out of the page cache")
 STRIDED = Refusal(
     "strided-slice",
@@ -55,7 +59,8 @@ STRIDED = Refusal(
 
 
 class Rows(NamedTuple):
-    """`number` rows, `step` bytes apart, of which the first has its run of `run` bytes at `file_offset`; they are rows `first` on of the box."""
+    """`number` rows, `step` bytes apart, of which the first has its run of `run` bytes at `file_offset`; they
+    are rows `first` on of the box."""
 
     file_offset: int
     number: int
@@ -70,8 +75,8 @@ class Rows(NamedTuple):
 
 
 def read(file: File, data_offset: int, want: Wanted, device: Device, buffer: Buffer, how: How) -> Receipt:
-    """Bring the box, contiguous, into a buffer of its size on `device`. Raises as `File.read`; RouteError where every byte must go
-    direct."""
+    """Bring the box, contiguous, into a buffer of its size on `device`. Raises as `File.read`; RouteError
+    where every byte must go direct."""
     if how.require == "fastpath" or not settings().allow_compat_mode:
         name = printable(file.name)
         raise RouteError(
@@ -267,7 +272,8 @@ def _ended(file: File) -> FileChangedError:
 
 
 def _copy(source: Any, offset: int, rows: Rows, out: Any) -> None:
-    """The runs of `rows`, the first at `offset` bytes of `source`, to their place, as words as wide as all of it allows."""
+    """The runs of `rows`, the first at `offset` bytes of `source`, to their place, as words as
+    wide as all of it allows."""
     import numpy as np
 
     to = out[rows.first : rows.first + rows.number]
@@ -279,7 +285,8 @@ def _copy(source: Any, offset: int, rows: Rows, out: Any) -> None:
 
 
 def _cut_up(rows: Sequence[Rows], limit: int) -> Iterator[Rows]:
-    """Blocks of at most `limit` bytes, where a row is not longer; of single runs where the gaps between them are long."""
+    """Blocks of at most `limit` bytes, where a row is not longer; of single runs where the
+    gaps between them are long."""
     for r in rows:
         together = 1 if r.step - r.run >= GAP_NBYTES else max(1, limit // r.step)
         for at in range(0, r.number, together):

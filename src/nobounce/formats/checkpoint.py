@@ -1,11 +1,14 @@
-"""Checkpoints of PyTorch: what torch.save writes since torch 1.6, a zip archive of a pickle and one stored member for each storage.
+"""Checkpoints of PyTorch: what torch.save writes since torch 1.6, a zip archive of a pickle and one stored
+member for each storage.
 
-The pickle says how tensors look at storages: offset, sizes and strides in elements. It is read by `unpickle`, which executes nothing. A
-tensor's name is the way to it through dictionaries and lists, with dots between: {"state_dict": {"w": t}} holds "state_dict.w", and
-[t] holds "0". Where two tensors would have one name the file is refused. Plain values found on the way become metadata. Tensors that
-share a storage share its memory here too, and tags such as cuda:0 mean nothing: a tensor goes where it is asked for (case C120).
+The pickle says how tensors look at storages: offset, sizes and strides in elements. It is read by `unpickle`,
+which executes nothing. A tensor's name is the way to it through dictionaries and lists, with dots between:
+{"state_dict": {"w": t}} holds "state_dict.w", and [t] holds "0". Where two tensors would have one name the
+file is refused. Plain values found on the way become metadata. Tensors that share a storage share its memory
+here too, and tags such as cuda:0 mean nothing: a tensor goes where it is asked for (case C120).
 
-Torch's side: torch/serialization.py (_save, _load), torch/_utils.py (_rebuild_tensor_v2, _rebuild_tensor_v3), torch/storage.py.
+Torch's side: torch/serialization.py (_save, _load), torch/_utils.py (_rebuild_tensor_v2,
+_rebuild_tensor_v3), torch/storage.py.
 """
 
 from __future__ import annotations
@@ -26,14 +29,15 @@ from nobounce.formats.unpickle import BadPickleError, Name, Pairs, unpickle
 from nobounce.formats.zipdir import Archive, Member
 
 _ROOM_A_BYTE = 64
-"""Bytes of memory that the values of a pickle may take for each of its bytes: torch's own come to some 8, and are charged for 26 to 54."""
+"""Bytes of memory that the values of a pickle may take for each of its bytes: torch's own come to some 8, and
+are charged for 26 to 54."""
 _MOST_ROOM = 512 << 20
 """And altogether; those of a larger file may take its size."""
 _CURE = "save tensors alone: torch.save(model.state_dict(), NEW)"
 
 _STORAGES = {
-    "Double": "F64", "Float": "F32", "Half": "F16", "Long": "I64", "Int": "I32", "Short": "I16", "Char": "I8", "Byte": "U8",
-    "Bool": "BOOL", "BFloat16": "BF16", "ComplexFloat": "C64",
+    "Double": "F64", "Float": "F32", "Half": "F16", "Long": "I64", "Int": "I32", "Short": "I16", "Char": "I8",
+    "Byte": "U8", "Bool": "BOOL", "BFloat16": "BF16", "ComplexFloat": "C64",
 }  # fmt: skip
 _DTYPES: dict[str, DType] = {
     f"torch.{d.torch}": d for d in (*DTYPES.values(), C128, C32) if d.torch is not None
@@ -42,7 +46,8 @@ _FOUR_BITS = "F4"
 
 
 def read(source: Source, path: str, file_nbytes: int) -> Header:
-    """Read and check the directory, the pickle and every storage's place. Raises FormatError, and FileError where reading fails."""
+    """Read and check the directory, the pickle and every storage's place. Raises FormatError, and
+    FileError where reading fails."""
     archive = Archive(source, path, file_nbytes)
     root = next(iter(archive.members), "").partition("/")[0]
     pickled = archive.members.get(f"{root}/data.pkl")
@@ -52,8 +57,8 @@ def read(source: Source, path: str, file_nbytes: int) -> Header:
         )
     if pickled is None:
         raise archive.bad(
-            "a zip archive of PyTorch without data.pkl, so not by torch.save: load it with what wrote it, and "
-            + _CURE
+            "a zip archive of PyTorch without data.pkl, so not by torch.save: load it with what wrote it, "
+            "and " + _CURE
         )
     byteorder = archive.members.get(f"{root}/byteorder")
     big = byteorder is not None and archive.read(byteorder, 16) == b"big"
@@ -123,7 +128,8 @@ class _Storages:
         self._held = {key: _Held(member, begins[member.name]) for key, member in members.items()}
 
     def place(self, name: str, tensor: Tensor) -> tuple[TensorInfo, tuple[int, ...] | None]:
-        """The tensor, its range counted from the start of the file, and its strides unless it is C-contiguous."""
+        """The tensor, its range counted from the start of the file, and its strides
+        unless it is C-contiguous."""
         held, dtype, shape = self._held[tensor.storage.key], tensor.dtype, tensor.shape
         size = max(1, dtype.bits // 8)
         count = prod(shape)
@@ -169,7 +175,8 @@ class _Storages:
 
 
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """`strides`, or None where they are those of a C-contiguous tensor. Those of dimensions of 1 mean nothing."""
+    """`strides`, or None where they are those of a C-contiguous tensor. Those of
+    dimensions of 1 mean nothing."""
     same = all(n == 1 or a == b for n, a, b in zip(shape, strides, contiguous_strides(shape), strict=True))
     return None if same else strides
 
@@ -251,7 +258,8 @@ def _parameter(arguments: tuple[Any, ...]) -> Tensor:
 
 
 def _from_type(arguments: tuple[Any, ...]) -> Any:
-    """(function, class, arguments, attributes): a tensor with attributes, which are nothing that is loaded."""
+    """(function, class, arguments, attributes): a tensor with attributes, which are
+    nothing that is loaded."""
     if (
         len(arguments) != 4
         or type(arguments[0]) is not Name

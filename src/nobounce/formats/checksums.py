@@ -1,12 +1,14 @@
 """Checksums of a model file: XXH3-64 over blocks, in the file's own metadata or beside it.
 
-A block is what lies of the data section between two multiples of 16 MiB of the file: blocks can be read and hashed in any order, and a bad
-one is found without its neighbours. What lies before the data section has a digest of its own.
+A block is what lies of the data section between two multiples of 16 MiB of the file: blocks can be read
+and hashed in any order, and a bad one is found without its neighbours. What lies before the data section
+has a digest of its own.
 
-In a file that `save` wrote, two values of `__metadata__` hold them: `nobounce.checksums` is "xxh3-64 16777216 DIGEST", and
-`nobounce.checksums.blocks` the blocks' sums one after the other, each as 16 hexadecimal digits. DIGEST is the XXH3-64 of all bytes before the data
-section, its own digits as zeros; so it covers the list too. The header comes before the data and is written last: its length does not
-depend on the sums. For files of others the same is in a file beside them, NAME.checksums.json.
+In a file that `save` wrote, two values of `__metadata__` hold them: `nobounce.checksums` is "xxh3-64 16777216
+DIGEST", and `nobounce.checksums.blocks` the blocks' sums one after the other, each as 16 hexadecimal digits.
+DIGEST is the XXH3-64 of all bytes before the data section, its own digits as zeros; so it covers the list
+too. The header comes before the data and is written last: its length does not depend on the sums. For files
+of others the same is in a file beside them, NAME.checksums.json.
 
 XXH3 tells what a disk, a cable or a bug has changed, not what an enemy has.
 """
@@ -38,8 +40,8 @@ _SUMS = re.compile(rf"(?:[0-9a-f]{{{DIGITS}}})*")
 
 
 class Recorded(NamedTuple):
-    """Checksums that were stored: `where` ("metadata" or "sidecar"), the size of a block in bytes, the blocks' sums in their order, and the
-    digest of what comes before the data section."""
+    """Checksums that were stored: `where` ("metadata" or "sidecar"), the size of a block in bytes, the
+    blocks' sums in their order, and the digest of what comes before the data section."""
 
     where: str
     block_nbytes: int
@@ -48,7 +50,8 @@ class Recorded(NamedTuple):
 
 
 class Hasher:
-    """The sums of the blocks of consecutive bytes of a file, from `start` on. Raises UnavailableError without xxhash."""
+    """The sums of the blocks of consecutive bytes of a file, from `start` on. Raises
+    UnavailableError without xxhash."""
 
     def __init__(self, start: int, block_nbytes: int = BLOCK) -> None:
         self._at, self._block = start, block_nbytes
@@ -57,7 +60,8 @@ class Hasher:
         self._done: list[str] = []
 
     def update(self, file_offset: int, data: Any) -> None:
-        """Add the bytes at `file_offset`, a flat array of bytes; they follow those before. The hash is made without the GIL."""
+        """Add the bytes at `file_offset`, a flat array of bytes; they follow those before. The hash
+        is made without the GIL."""
         if file_offset != self._at:
             raise InternalError(f"bytes at {file_offset} were hashed where {self._at} comes next")
         taken, nbytes = 0, len(data)
@@ -155,7 +159,8 @@ def sidecar(header: Header, before_data: bytes, blocks: Iterable[str]) -> bytes:
 
 
 def of_sidecar(raw: bytes, header: Header, path: str) -> Recorded:
-    """The checksums in a file beside a file. Raises FormatError where they make no sense, or are those of a file of another size."""
+    """The checksums in a file beside a file. Raises FormatError where they make no sense, or are those
+    of a file of another size."""
 
     def bad(reason: str) -> NoReturn:
         raise FormatError(reason, filename=path)
@@ -176,7 +181,8 @@ def of_sidecar(raw: bytes, header: Header, path: str) -> Recorded:
         bad("the list of checksums was changed: it does not match its own digest")
     if (found["nbytes"], found["data_offset"]) != (header.file_nbytes, header.data_offset):
         bad(
-            f"the checksums are those of a file of {found['nbytes']} bytes with data from {found['data_offset']} on; "
+            f"the checksums are those of a file of {found['nbytes']} bytes with data from "
+            f"{found['data_offset']} on; "
             f"the file has {header.file_nbytes}, with data from {header.data_offset} on"
         )
     recorded = _checked("sidecar", found["block_nbytes"], found["blocks"], found["before_data"], header)

@@ -1,6 +1,8 @@
-"""The tensors of a long header as arrays: some 25 bytes each beside the header's own text, where objects would take 300.
+"""The tensors of a long header as arrays: some 25 bytes each beside the header's own text,
+where objects would take 300.
 
-Names and shapes stay text until the objects are made, so that what a stranger's header costs is bounded by its length.
+Names and shapes stay text until the objects are made, so that what a stranger's header costs
+is bounded by its length.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ DTYPE_LIST = tuple(DTYPES.values())
 class Columns:
     """The tensors of a header, in the order of the file.
 
-    `text` holds, as UTF-8, each one's name and the numbers of its shape; `names` and `shapes` say from where to where. `kinds`
-    index `DTYPE_LIST`; `starts` and `ends` count bytes of the data section. `infos` and `parts` make the objects.
+    `text` holds, as UTF-8, each one's name and the numbers of its shape; `names` and `shapes` say from where
+    to where. `kinds` index `DTYPE_LIST`; `starts` and `ends` count bytes of the data section. `infos` and
+    `parts` make the objects.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class Columns:
         return len(self.ends)
 
     def aligned(self, lead: int, align: int) -> bool:
-        """Whether each tensor, `lead` bytes after its place in the data section, lies at a multiple of `align` and of what its
-        dtype wants. Empty tensors lie nowhere."""
+        """Whether each tensor, `lead` bytes after its place in the data section, lies at a multiple of
+        `align` and of what its dtype wants. Empty tensors lie nowhere."""
         import numpy as np
 
         wants = np.array([max(d.alignment, align) - 1 for d in DTYPE_LIST], np.int64)[self._kinds]

@@ -1,13 +1,15 @@
 """Large headers checked column by column, with numpy, where it is loaded already.
 
-A header of 20,000 tensors costs 27 ms in Python however it is cut up, because that is what making and dropping 100,000 small
-strings costs, and until it is checked nothing may move. Here no string is made: the quotes of the text are found in one pass, ten
-for each tensor; what stands between them is compared with what has to stand there, and the numbers are read digit by digit, all
-tensors at once. Names are told apart by a hash: if all hashes differ, so do the names. The strings and tuples are made later, when
-the bytes are already moving. The text is read in windows, so that a long header costs a few bytes a tensor beside itself.
+A header of 20,000 tensors costs 27 ms in Python however it is cut up, because that is what making and
+dropping 100,000 small strings costs, and until it is checked nothing may move. Here no string is made: the
+quotes of the text are found in one pass, ten for each tensor; what stands between them is compared with what
+has to stand there, and the numbers are read digit by digit, all tensors at once. Names are told apart by a
+hash: if all hashes differ, so do the names. The strings and tuples are made later, when the bytes are already
+moving. The text is read in windows, so that a long header costs a few bytes a tensor beside itself.
 
-Only a header that is beyond doubt passes: ASCII in a writer's usual spelling, tensors in the order of the file, no gap, no
-overlap, sizes as dtype and shape give them. All others go the way of `fastscan` and of the JSON parser, which also words errors.
+Only a header that is beyond doubt passes: ASCII in a writer's usual spelling, tensors in the order of the
+file, no gap, no overlap, sizes as dtype and shape give them. All others go the way of `fastscan` and of the
+JSON parser, which also words errors.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ MIN_NBYTES = 128 << 10
 """Shorter headers are not worth the overhead of some 300 calls."""
 
 LARGE = 4 << 20
-"""From this size on a header is read by columns alone, and numpy is imported for it: objects would take many times its size."""
+"""From this size on a header is read by columns alone, and numpy is imported for it: objects would
+take many times its size."""
 
 _WINDOW = (
     5 << 19
@@ -55,7 +58,8 @@ class Found(NamedTuple):
 
 
 def scan(raw: bytes, data_nbytes: int) -> Found | None:
-    """The columns of a header of a data section of `data_nbytes` bytes, checked; None where others should look. Pure."""
+    """The columns of a header of a data section of `data_nbytes` bytes, checked; None where
+    others should look. Pure."""
     if len(raw) < MIN_NBYTES or not (len(raw) >= LARGE or "numpy" in sys.modules):
         return None
     if not raw.isascii() or b"\\" in raw:
@@ -78,13 +82,15 @@ class _Window(NamedTuple):
 
 
 class _Scan:
-    """The text as bytes, and as the eight bytes that begin at each place. `_at` and `_end` bound the window."""
+    """The text as bytes, and as the eight bytes that begin at each place. `_at` and
+    `_end` bound the window."""
 
     def __init__(self, raw: bytes, found: fastscan.Outline) -> None:
         import numpy as np
 
         self._np = np
-        # Freed, it has glibc keep the memory of smaller arrays for the next one, instead of mapping and zeroing it each time.
+        # Freed, it has glibc keep the memory of smaller arrays for the next one, instead of mapping
+        # and zeroing it each time.
         np.empty(_HEAP, np.uint8)
         self._raw, self._last, self._space = raw, found.end, found.spelling.space
         self._at = self._end = self._from = found.position
@@ -118,7 +124,8 @@ class _Scan:
         return Columns(self._raw, names, shapes, kinds, np.append(0, ends[:-1]), ends)
 
     def _advance(self) -> bool:
-        """Move on to the next window, which ends behind the "}" of an entry; False where no entry ends near enough."""
+        """Move on to the next window, which ends behind the "}" of an entry; False where
+        no entry ends near enough."""
         self._at, self._end = self._from, self._last
         if self._last - self._at > _WINDOW:
             between = f']}},{self._space}"'.encode()
@@ -155,7 +162,8 @@ class _Scan:
         return _Window(bounds[0], bounds[1], kinds, ends, hashes)
 
     def _quotes(self, count: int) -> Ints | None:
-        """Where the `count` quotes stand; None where there is a control character. Fresh memory is what costs here: little of it."""
+        """Where the `count` quotes stand; None where there is a control character. Fresh memory is what
+        costs here: little of it."""
         np = self._np
         found: Ints = np.empty(count, np.int32)
         have = 0
@@ -256,7 +264,8 @@ class _Scan:
         return self._reads(before - 1 - len(self._space), f",{self._space}")
 
     def _ends(self, first: Ints, end: Ints, covered: int) -> Ints | None:
-        """Where each range ends, if the first begins at `covered` and each other where the one before ends, digit by digit."""
+        """Where each range ends, if the first begins at `covered` and each other where the one
+        before ends, digit by digit."""
         upper = self._number(first, end)
         if upper is None or not self._comma(upper[1]):
             return None

@@ -21,8 +21,9 @@ Kind = Literal["only in A", "only in B", "dtype", "shape", "values"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor that is not the same in both. `a` and `b` say what it is in each, or "". Of values: how many elements differ, of how many;
-    the index of the first; and by how much they differ at most, None where that is no number."""
+    """One tensor that is not the same in both. `a` and `b` say what it is in each, or "". Of values: how
+    many elements differ, of how many; the index of the first; and by how much they differ at most, None
+    where that is no number."""
 
     name: str
     kind: Kind
@@ -46,8 +47,9 @@ class Difference:
 def compare(
     a: ModelSource, b: ModelSource, progress: Callable[[str, int], None] | None = None
 ) -> Iterator[Difference]:
-    """Every tensor that is not the same in both, in the order of A, then what B alone has. Elements are compared bit by bit: a zero is
-    not its negative, and a NaN is equal to the same NaN. Where types or shapes differ, values are not compared."""
+    """Every tensor that is not the same in both, in the order of A, then what B alone has. Elements are
+    compared bit by bit: a zero is not its negative, and a NaN is equal to the same NaN. Where types or shapes
+    differ, values are not compared."""
     with ExitStack() as stack:
         device = Device("cpu")
         memory = [stack.enter_context(device.allocate(PIECE)) for _ in range(2)]

@@ -1,9 +1,11 @@
-"""The JSON of a header read a stretch at a time, so that what it costs is bounded by its length, whatever it says.
+"""The JSON of a header read a stretch at a time, so that what it costs is bounded by its
+length, whatever it says.
 
-A JSON parser makes a list of 56 bytes of every "[]", and a stranger's header may hold 30 million of them. Here a window of the text
-is decoded, parsed and handed on before the next one is looked at. What a tensor needs fits in `MOST_ENTRY` characters; what is longer
-is refused. A window's whole entries are parsed by one call into C: their text, up to a "},", with braces around it is a JSON object only
-if that "}" ends an entry, as within a string or an inner object something would stay open.
+A JSON parser makes a list of 56 bytes of every "[]", and a stranger's header may hold 30 million of them.
+Here a window of the text is decoded, parsed and handed on before the next one is looked at. What a tensor
+needs fits in `MOST_ENTRY` characters; what is longer is refused. A window's whole entries are parsed by one
+call into C: their text, up to a "},", with braces around it is a JSON object only if that "}" ends an entry,
+as within a string or an inner object something would stay open.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ MOST_ENTRY = 256 << 10
 """Characters of the longest description of a tensor, and of a metadata value that is no string."""
 
 METADATA_LIMIT = 16 << 20
-"""Bytes of memory that the strings of __metadata__ may take; a string that is not all ASCII may have 2 MiB."""
+"""Bytes of memory that the strings of __metadata__ may take; a string that is not
+all ASCII may have 2 MiB."""
 
 METADATA_KEYS = 1 << 17
 
@@ -50,7 +53,8 @@ class BadText(ValueError):
 
 
 class Entries:
-    """Reads the object that `raw` holds. `metadata` is the value of __metadata__ once `batches` has come past it."""
+    """Reads the object that `raw` holds. `metadata` is the value of __metadata__ once
+    `batches` has come past it."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw, self._read = memoryview(raw), 0  # and how many bytes of it are in the window, or were
@@ -61,7 +65,8 @@ class Entries:
         self._metadata_seen = False
 
     def batches(self) -> Iterator[Pairs]:
-        """The tensors' names and values, some at a time, in the order of the text. An object is a tuple of its pairs.
+        """The tensors' names and values, some at a time, in the order of the text. An object
+        is a tuple of its pairs.
 
         Raises BadText.
         """
@@ -232,8 +237,8 @@ class Entries:
         return True
 
     def _grown(self) -> int:
-        """Bytes that the window would take after `_more`: sixteen a character where one is not ASCII, as such text is held with four
-        and copied twice.
+        """Bytes that the window would take after `_more`: sixteen a character where one is not ASCII, as such
+        text is held with four and copied twice.
         """
         left = len(self._text) - self._at
         piece = bytes(self._raw[self._read : self._read + max(_PIECE, left)])

@@ -71,8 +71,8 @@ class Scan(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """Where a header's entries stand (`position` to `end`, the place of the last "}"), how they are printed, the value
-    of __metadata__.
+    """Where a header's entries stand (`position` to `end`, the place of the last "}"), how they are printed,
+    the value of __metadata__.
     """
 
     position: int
@@ -82,8 +82,8 @@ class Outline(NamedTuple):
 
 
 def outline(head: str, tail: str, end: int) -> Outline | None:
-    """The outline of a header that begins with "{", from its beginning and its end, which is at `end`; None where it wants the
-    JSON parser, or where so much of the text does not tell.
+    """The outline of a header that begins with "{", from its beginning and its end, which is at `end`; None
+    where it wants the JSON parser, or where so much of the text does not tell.
     """
     end -= len(tail) - len(tail.rstrip(" ")) + 1
     metadata: Any = {}
@@ -160,7 +160,8 @@ def _scan_piece(
 
 
 def _describe(rank: int, pairs: list[tuple[str, str]], layouts: dict[tuple[str, str], Layout]) -> bool:
-    """Add the layouts of dtypes with shapes of one rank, given as text; False where the JSON parser should look."""
+    """Add the layouts of dtypes with shapes of one rank, given as text; False where the
+    JSON parser should look."""
     shapes: list[tuple[int, ...]] = [()] * len(pairs)
     largest = 0
     if rank:

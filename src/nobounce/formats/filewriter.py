@@ -1,9 +1,10 @@
 """Writes the pieces of a file, overlapped: while some are written, the next is gathered.
 
-A device has a few lanes, each a stream and a slot of scratch memory. A piece takes a free lane: its tensors are copied into the slot, on
-the host by numpy, on a device in the order of the stream, and the engine writes the slot from there; a straight piece is written from the
-caller's memory on the same stream. A lane is free when its last piece is written, so the scratch is bounded: 48 MiB a device. Writes end in
-any order (ext4 lets one at a time extend a file), so waiting for a certain lane would leave all others idle.
+A device has a few lanes, each a stream and a slot of scratch memory. A piece takes a free lane: its tensors
+are copied into the slot, on the host by numpy, on a device in the order of the stream, and the engine writes
+the slot from there; a straight piece is written from the caller's memory on the same stream. A lane is free
+when its last piece is written, so the scratch is bounded: 48 MiB a device. Writes end in any order (ext4 lets
+one at a time extend a file), so waiting for a certain lane would leave all others idle.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from nobounce.tensor import Tensor
 LANES = 3
 """Pieces under way at once on a device: one is written, one waits for its turn, one is gathered."""
 SHOWN = 512 << 10
-"""Bytes that are gathered before they are hashed: they are in the second cache then, where hashing is five times as fast as from memory."""
+"""Bytes that are gathered before they are hashed: they are in the second cache then, where hashing is five
+times as fast as from memory."""
 LOOK_SECONDS = 0.1
 """How often one who waits looks for work that no thread could be started for."""
 
@@ -41,8 +43,9 @@ Each = Callable[[int, Any], None]
 class Hooks:
     """What is called while a save goes on.
 
-    `progress(backend, nbytes)` as bytes are written; `prepare(layouts)`, once, with the layouts of all files before anything is written: it
-    returns those that are written instead; `written(piece)` when a piece is; `check()` before a file gets its name: it may raise.
+    `progress(backend, nbytes)` as bytes are written; `prepare(layouts)`, once, with the layouts of all files
+    before anything is written: it returns those that are written instead; `written(piece)` when a piece is;
+    `check()` before a file gets its name: it may raise.
     """
 
     progress: Progress | None = None
@@ -91,7 +94,8 @@ class _Lanes:
 
 
 class FileWriter:
-    """Writes pieces to one file. A context manager: leaving it by an error cancels what has not begun and waits for the rest."""
+    """Writes pieces to one file. A context manager: leaving it by an error cancels what has not
+    begun and waits for the rest."""
 
     def __init__(
         self,
@@ -101,7 +105,8 @@ class FileWriter:
         hooks: Hooks = NO_HOOKS,
         each: Each | None = None,
     ) -> None:
-        """`each` is called with all bytes in the order of the file, (file_offset, array of the host), before they are written."""
+        """`each` is called with all bytes in the order of the file, (file_offset, array of the host),
+        before they are written."""
         self._file, self._pieces, self._grain, self._hooks = file, pieces, grain, hooks
         self._each = each
         self._stack = contextlib.ExitStack()
@@ -236,7 +241,8 @@ class FileWriter:
             at = end
 
     def _buffer_of(self, source: Source) -> Buffer:
-        """Its bytes as a Buffer. That of the last tensor is kept: a strided one of a device is made contiguous once."""
+        """Its bytes as a Buffer. That of the last tensor is kept: a strided one of a device
+        is made contiguous once."""
         if self._fetched is None or self._fetched[0] is not source:
             self._fetched = None
             self._fetched = source, source.buffer()

@@ -47,8 +47,9 @@ class Flat(NamedTuple):
 
 
 def flatten(root: Any, path: str, nbytes: int) -> Flat:
-    """Every tensor of `root`, which a pickle of `nbytes` bytes made. One that is all there is has the name of the file at `path`. Raises BadPickleError where two tensors would
-    have one name, where a key is neither text nor a whole number, for values that hold themselves, and beyond fixed bounds.
+    """Every tensor of `root`, which a pickle of `nbytes` bytes made. One that is all there is has the name of
+    the file at `path`. Raises BadPickleError where two tensors would have one name, where a key is neither
+    text nor a whole number, for values that hold themselves, and beyond fixed bounds.
     """
     flat = Flat({}, {}, ())
     if type(root) is Tensor:
@@ -65,7 +66,8 @@ def flatten(root: Any, path: str, nbytes: int) -> Flat:
             if type(value) is Tensor:
                 if name is None:
                     raise BadPickleError(
-                        f"has a tensor under a key of {clip(prefix or '')!r} that is neither text nor a whole number"
+                        f"has a tensor under a key of {clip(prefix or '')!r} that is neither text nor a "
+                        "whole number"
                     )
                 if name in flat.tensors:
                     raise BadPickleError(f"has two tensors that would be named {clip(name)!r}")

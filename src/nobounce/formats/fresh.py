@@ -1,7 +1,8 @@
 """Reads into memory that was allocated for them: what a loader does.
 
-Nobody else has seen that memory, which has three consequences: it may be made ready just ahead of the read, the caller may use the time
-of the transfer to prepare what it will hand out, and the reads of several files may be under way at once.
+Nobody else has seen that memory, which has three consequences: it may be made ready just ahead of the read,
+the caller may use the time of the transfer to prepare what it will hand out, and the reads of several files
+may be under way at once.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def get_ready(runtime: Runtime, nbytes: int, require: Require, cache: Cache) -> None:
-    """Start the threads of a large read of `nbytes` that is about to come, where it will most likely go direct into memory of the
-    host: in the time that a disk takes for something else, it costs none."""
+    """Start the threads of a large read of `nbytes` that is about to come, where it will most likely go
+    direct into memory of the host: in the time that a disk takes for something else, it costs none."""
     direct = require != "fallback" and cache != "use" and not settings().force_compat_mode
     if direct and runtime.scheduler is THREADS and runtime.capabilities.host_addressable:
         # And one that makes the memory ready.
@@ -45,8 +46,8 @@ def get_ready(runtime: Runtime, nbytes: int, require: Require, cache: Cache) -> 
 class _Together:
     """A job's workers, who begin when all of them are there.
 
-    A direct read holds the process's memory map while it pins its destination, for a millisecond or two where that is fresh; a
-    thread that is started beside it must wait to map its stack.
+    A direct read holds the process's memory map while it pins its destination, for a millisecond or two where
+    that is fresh; a thread that is started beside it must wait to map its stack.
     """
 
     def __init__(self, job: Job, scheduler: Scheduler) -> None:
@@ -79,10 +80,10 @@ class Part(NamedTuple):
 class FreshRead:
     """One read, from `begin` until `finish` or `abandon`, into memory that was allocated for it.
 
-    `parts` are in the order of the file and apart from each other. The read spans them all and leaves out what is between them. What goes
-    direct begins and ends at whole blocks: where a part does not, `is_split` says that it must be read by itself, or with `relax` falls
-    back. `beside` runs on another of the pool's threads; `held` is what `look` found, if somebody has looked at the page cache. Raises as
-    `File.read`.
+    `parts` are in the order of the file and apart from each other. The read spans them all and leaves out
+    what is between them. What goes direct begins and ends at whole blocks: where a part does not, `is_split`
+    says that it must be read by itself, or with `relax` falls back. `beside` runs on another of the pool's
+    threads; `held` is what `look` found, if somebody has looked at the page cache. Raises as `File.read`.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class FreshRead:
         self._job: Job | None = None
         self._failure: BaseException | None = None
         self._alone = False
-        # Several allocations are one memory that begins at the lowest address; every piece of the route then says where it goes.
+        # Several allocations are one memory that begins at the lowest address; every piece of the route
+        # then says where it goes.
         self._base = min(p.buffer.handle for p in parts)
         self._first = parts[0].file_offset
         nbytes = parts[-1].file_offset + parts[-1].nbytes - self._first
@@ -136,7 +138,8 @@ class FreshRead:
         return sum(max(0, min(p.nbytes, file_nbytes - p.file_offset)) for p in self._parts)
 
     def begin(self) -> None:
-        """Hand the read to the pool's threads; what little a thread would not be woken for waits for `finish`."""
+        """Hand the read to the pool's threads; what little a thread would not be
+        woken for waits for `finish`."""
         self._hold.take()
         for part in self._parts:
             part.buffer.wait()
@@ -161,8 +164,9 @@ class FreshRead:
             team.begin()
 
     def finish(self, meanwhile: Callable[[], None]) -> Receipt:
-        """Run `meanwhile`, which should let other threads run now and then (Scheduler.sleep(0)), wait for the end, and return the
-        receipt. What `meanwhile` raises is raised once no thread works on the transfer any more."""
+        """Run `meanwhile`, which should let other threads run now and then (Scheduler.sleep(0)),
+        wait for the end, and return the receipt. What `meanwhile` raises is raised once no thread
+        works on the transfer any more."""
         job = self._begun()
         try:
             if self._failure is None:
@@ -183,7 +187,8 @@ class FreshRead:
         return job.receipt if len(self._parts) == 1 else self._one_memory(job.receipt)
 
     def abandon(self) -> None:
-        """Have no more of it begun, and return when no thread works on it any more. Raises nothing of the transfer's own."""
+        """Have no more of it begun, and return when no thread works on it any more. Raises
+        nothing of the transfer's own."""
         if self._job is not None:
             self._failure = self._failure or InternalError("the read was abandoned")
         self._settle()
@@ -248,8 +253,8 @@ def read_fresh(
 
 
 def _spread(route: Route, parts: Sequence[Part], base: int, align: int, relax: bool) -> tuple[Route, bool]:
-    """The same route of the parts alone, each piece with its place in memory as an offset from `base`, and whether a direct piece does
-    not suit `align`; with `relax` such a piece falls back."""
+    """The same route of the parts alone, each piece with its place in memory as an offset from `base`, and
+    whether a direct piece does not suit `align`; with `relax` such a piece falls back."""
     segments: list[RouteSegment] = []
     odd = False
     left = iter(parts)

@@ -1,7 +1,7 @@
 """The entries of a long header in a spelling of its own, gathered into `Columns` batch by batch.
 
-A batch is judged as a whole where all of it is as it should be, a few calls into C for each step; where anything is odd, its entries are
-judged one by one by the function that also words the errors.
+A batch is judged as a whole where all of it is as it should be, a few calls into C for each step; where
+anything is odd, its entries are judged one by one by the function that also words the errors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _KINDS = {d.name: k for k, d in enumerate(DTYPE_LIST)}
 
 
 def _printed(shapes: list[list[int]]) -> list[str]:
-    """The numbers of each shape as JSON. Python prints lists of integers alike and faster; long ones, once each, as most repeat."""
+    """The numbers of each shape as JSON. Python prints lists of integers alike and faster; long ones,
+    once each, as most repeat."""
     if len(max(shapes, key=len)) < _LONG:
         return str(shapes)[2:-2].split("], [")
     keys = list(map(tuple, shapes))
@@ -47,7 +48,8 @@ def _printed(shapes: list[list[int]]) -> list[str]:
 
 
 class Gather:
-    """`judge` describes one entry or raises; `note` is told of a field that is not known, with the first tensor that has it."""
+    """`judge` describes one entry or raises; `note` is told of a field that is not known, with the
+    first tensor that has it."""
 
     def __init__(self, judge: Callable[[str, Any], TensorInfo], note: Callable[[str, str], None]) -> None:
         self._judge, self._note = judge, note
@@ -85,7 +87,8 @@ class Gather:
     def _as_a_whole(
         self, names: list[str], entries: list[Any]
     ) -> tuple[list[str], list[list[int]], list[int]] | None:
-        """(dtypes, shapes, starts and ends in turn) of entries that are all sound; None where one may not be."""
+        """(dtypes, shapes, starts and ends in turn) of entries that are all sound;
+        None where one may not be."""
         if set(map(type, entries)) != {tuple}:
             return None
         found = self._alike(entries) or self._one_by_one(names, entries)
@@ -115,7 +118,8 @@ class Gather:
         return dtypes, shapes, flat
 
     def _alike(self, entries: list[Any]) -> list[list[Any]] | None:
-        """Their dtypes, shapes and data_offsets where all have just these fields in one order; without a dict for each."""
+        """Their dtypes, shapes and data_offsets where all have just these fields in one order;
+        without a dict for each."""
         if set(map(len, entries)) != {len(FIELDS)}:
             return None
         found = {}
@@ -127,7 +131,8 @@ class Gather:
         return [found[field] for field in FIELDS] if found.keys() == set(FIELDS) else None
 
     def _one_by_one(self, names: list[str], entries: list[Any]) -> list[list[Any]] | None:
-        """The same of entries in any order and with further fields; None where one lacks a field or has one twice."""
+        """The same of entries in any order and with further fields; None where one lacks
+        a field or has one twice."""
         fields = list(map(dict, entries))
         if list(map(len, fields)) != list(map(len, entries)):
             return None
@@ -153,7 +158,8 @@ class Gather:
         return Columns(self._text, (a, b), (c, d), kinds, starts, ends)
 
     def repeated(self, columns: Columns) -> str | None:
-        """A name that was added twice, or None. Equal names have equal hashes; the other way round they are looked at."""
+        """A name that was added twice, or None. Equal names have equal hashes; the other way
+        round they are looked at."""
         hashes = np.frombuffer(self._stores[-1], np.int64)
         ordered = np.sort(hashes)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]

@@ -1,9 +1,9 @@
 """ggml's tensor types, and what quantised bytes of the common ones mean, computed on the host.
 
-Sizes and layouts are those of ggml (github.com/ggml-org/ggml: ggml.h, ggml-common.h, ggml-quants.c). A quantised tensor's last dimension
-is cut into blocks of a few dozen elements; a block holds small integers and the scales that make numbers of them. The functions
-here are a reference to judge faster ones by: float32 out, the arithmetic of `gguf` (the package) operation by operation, so that
-both give the same bits.
+Sizes and layouts are those of ggml (github.com/ggml-org/ggml: ggml.h, ggml-common.h, ggml-quants.c). A
+quantised tensor's last dimension is cut into blocks of a few dozen elements; a block holds small integers and
+the scales that make numbers of them. The functions here are a reference to judge faster ones by: float32 out,
+the arithmetic of `gguf` (the package) operation by operation, so that both give the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ K = 256
 
 
 class GgmlType(NamedTuple):
-    """A type of tensors: `block` elements take `nbytes` bytes; `dtype` where these are plain numbers, None where they are quantised."""
+    """A type of tensors: `block` elements take `nbytes` bytes; `dtype` where these are plain numbers, None
+    where they are quantised."""
 
     name: str
     block: int
@@ -92,11 +93,13 @@ _BY_NAME = {t.name: t for t in TYPES.values()}
 
 
 def dequantize(data: ArrayLike, encoding: str) -> Floats:
-    """Quantised bytes as float32, on the host: an array of shape [..., blocks * block's bytes] becomes [..., blocks * block's elements].
+    """Quantised bytes as float32, on the host: an array of shape [..., blocks * block's bytes] becomes [...,
+    blocks * block's elements].
 
-    `data` is a tensor as `load` gives it, or any array of uint8; `encoding` is the name that `model.encodings[name].name` gives: Q8_0,
-    Q4_0, Q4_K, Q5_K or Q6_K. Every bit is that of `gguf.dequantize`. ArgumentError for another encoding, for data that is not
-    uint8, and for a last dimension that is not made of whole blocks.
+    `data` is a tensor as `load` gives it, or any array of uint8; `encoding` is the name that
+    `model.encodings[name].name` gives: Q8_0, Q4_0, Q4_K, Q5_K or Q6_K. Every bit is that of
+    `gguf.dequantize`. ArgumentError for another encoding, for data that is not uint8, and for a last
+    dimension that is not made of whole blocks.
     """
     import numpy as np
 
@@ -104,7 +107,8 @@ def dequantize(data: ArrayLike, encoding: str) -> Floats:
     rule = _RULES.get(encoding)
     if known is None or rule is None:
         raise ArgumentError(
-            f"no reference for {printable(repr(encoding))}; there is one for {', '.join(_RULES)}. The gguf package "
+            f"no reference for {printable(repr(encoding))}; there is one for {', '.join(_RULES)}. The gguf "
+            "package "
             "knows more: gguf.dequantize"
         )
     raw = np.asarray(data)
@@ -117,7 +121,8 @@ def dequantize(data: ArrayLike, encoding: str) -> Floats:
     shape = *raw.shape[:-1], raw.shape[-1] // known.nbytes * known.block
     blocks = np.ascontiguousarray(raw).reshape(-1, known.nbytes)
     out = np.empty((len(blocks), known.block), np.float32)
-    # In pieces that stay in a cache: the steps make arrays several times as large as the blocks. Scales may be infinite or no number.
+    # In pieces that stay in a cache: the steps make arrays several times as large as the blocks. Scales may
+    # be infinite or no number.
     with np.errstate(all="ignore"):
         for at in range(0, len(blocks), _PIECE):
             out[at : at + _PIECE] = rule(blocks[at : at + _PIECE])
@@ -156,7 +161,8 @@ def _q4_0(blocks: Bytes) -> Floats:
 
 
 def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Eight scales and eight minimums of six bits each from twelve bytes (get_scale_min_k4 of ggml-quants.c)."""
+    """Eight scales and eight minimums of six bits each from twelve bytes
+    (get_scale_min_k4 of ggml-quants.c)."""
     import numpy as np
 
     low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]

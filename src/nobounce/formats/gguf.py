@@ -1,12 +1,13 @@
-"""The header of a GGUF file: versions 2 and 3, of either byte order (github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""The header of a GGUF file: versions 2 and 3, of either byte order
+(github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-A file is the magic, a version, two counts, so many keys with values, so many descriptions of tensors, and the data, each tensor at a
-multiple of `general.alignment`. ggml writes dimensions fastest first: here they are reversed, as in every array. Numbers become arrays of
-their dtype; a quantised tensor becomes bytes (U8), the last dimension counted in bytes as the gguf package has it, and its `Encoding` says
-what they are.
+A file is the magic, a version, two counts, so many keys with values, so many descriptions of tensors, and the
+data, each tensor at a multiple of `general.alignment`. ggml writes dimensions fastest first: here they are
+reversed, as in every array. Numbers become arrays of their dtype; a quantised tensor becomes bytes (U8), the
+last dimension counted in bytes as the gguf package has it, and its `Encoding` says what they are.
 
-Most of a header is the vocabulary: some 450,000 strings that no tensor needs. They are passed over, many at a time, and only described in
-the metadata; `read_values` reads them.
+Most of a header is the vocabulary: some 450,000 strings that no tensor needs. They are passed over, many at a
+time, and only described in the metadata; `read_values` reads them.
 """
 
 from __future__ import annotations
@@ -89,9 +90,11 @@ def read(source: Source, path: str, file_nbytes: int) -> Header:
 def read_values(
     path: str | os.PathLike[str], keys: Collection[str] | None = None, *, limit: int = 64 << 20
 ) -> dict[str, Any]:
-    """The metadata of a GGUF file as values: int, float, bool, str, lists of str, and numpy arrays of numbers.
+    """The metadata of a GGUF file as values: int, float, bool, str, lists of str, and
+    numpy arrays of numbers.
 
-    `keys` chooses; None means all. FormatError where one value takes more than `limit` bytes of the file. Raises as `read` too.
+    `keys` chooses; None means all. FormatError where one value takes more than `limit` bytes of the
+    file. Raises as `read` too.
     """
     fd, nbytes, name = open_regular(path)
     try:
@@ -154,7 +157,8 @@ def _tensors(walk: _Walk, alignment: int) -> _Found:
         if described_type.dtype is None:
             if not shape or shape[-1] % described_type.block:
                 raise cursor.bad(
-                    f"{described_type.name} {list(shape)}: its rows are not made of whole blocks of {described_type.block} elements",
+                    f"{described_type.name} {list(shape)}: its rows are not made of whole blocks of "
+                    f"{described_type.block} elements",
                     tensor=name,
                 )
             inner = *shape[:-1], shape[-1] // described_type.block * described_type.nbytes
@@ -175,12 +179,16 @@ def _tensors(walk: _Walk, alignment: int) -> _Found:
 def _no_type(kind: int) -> str:
     gone = REMOVED.get(kind)
     if gone is not None:
-        return f"its type {gone} ({kind}) was removed from ggml: fetch or make the model anew, with a type of today"
+        return (
+            f"its type {gone} ({kind}) was removed from ggml: fetch or make the model anew, with a type of "
+            "today"
+        )
     return f"unknown ggml type {kind}"
 
 
 class _Walk:
-    """The fields of a header one after the other. `order` is struct's sign of the byte order; `tensors` and `keys` are the counts."""
+    """The fields of a header one after the other. `order` is struct's sign of the byte order; `tensors`
+    and `keys` are the counts."""
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor, self.order = cursor, "<"
@@ -323,7 +331,9 @@ class _Walk:
     def _skip_strings(self, count: int) -> None:
         cursor, unpack = self.cursor, struct.Struct(self.order + "Q").unpack_from
         what = "an array of strings"
-        alone = 0  # strings to pass over one by one before the next look at a window; more after each look that was in vain
+        # Strings to pass over one by one before the next look at a window; more after
+        # each look that was in vain.
+        alone = 0
         again = _FEW
         while count:
             window, at = cursor.window(8, what)
@@ -345,15 +355,17 @@ class _Walk:
 
 
 _FEW = 256
-"""Strings for which a look at the whole window costs more than it saves: 430,000 take 29 ms one by one, 7 ms window by window."""
+"""Strings for which a look at the whole window costs more than it saves: 430,000 take 29 ms one by
+one, 7 ms window by window."""
 
 
 def _short_strings(window: bytes, at: int, count: int) -> tuple[int, int]:
     """How many strings that begin at `at` can be passed over, and their bytes; of little-endian files.
 
-    The length of a string below 256 bytes is one byte and seven zeros, and among seven zeros there is just one word of four at a multiple of
-    four. From each such word one goes back to the byte that is not zero: there a string of that length may begin. Those that do
-    begin where the one before them ends; the first candidate for which this is not so ends the count.
+    The length of a string below 256 bytes is one byte and seven zeros, and among seven zeros there is just
+    one word of four at a multiple of four. From each such word one goes back to the byte that is not zero:
+    there a string of that length may begin. Those that do begin where the one before them ends; the first
+    candidate for which this is not so ends the count.
     """
     import numpy as np
 

@@ -161,7 +161,10 @@ def _no_header(head: bytes, declared: int, limit: int, file_nbytes: int) -> str:
         )
         return f"{reason}; {magic.AGAIN}"
     if not file_nbytes and head:
-        return "the file says that it has 0 bytes and holds more, as those of /proc do: copy it first, with `nobounce cp` or cat"
+        return (
+            "the file says that it has 0 bytes and holds more, as those of /proc do: copy it first, with "
+            "`nobounce cp` or cat"
+        )
     if file_nbytes < 8:
         empty = "the file is empty, " if not file_nbytes else ""
         return f"{empty}truncated: {file_nbytes} bytes cannot hold the 8-byte header length; {magic.AGAIN}"
@@ -291,7 +294,8 @@ def _by_name(entries: Entries, bad: Bad, data_offset: int, extra: dict[str, str]
 
 
 def _gathered(entries: Entries, bad: Bad, data_offset: int, extra: dict[str, str]) -> Columns | None:
-    """The tensors of a long header as columns, as there would be too many objects; None where there is none."""
+    """The tensors of a long header as columns, as there would be too many objects;
+    None where there is none."""
     from nobounce.formats.gather import LARGEST, Gather
 
     def judge(name: str, entry: Any) -> TensorInfo:
@@ -334,7 +338,8 @@ def _metadata(value: Any, strict: bool, bad: Bad, warnings: list[str]) -> dict[s
 
 
 def _entry(name: str, entry: Any, bad: Bad, data_offset: int, extra: dict[str, str]) -> TensorInfo:
-    """One tensor from the pairs of its JSON object, its size checked. Fields that are not known go into `extra`."""
+    """One tensor from the pairs of its JSON object, its size checked. Fields that are
+    not known go into `extra`."""
     if not isinstance(entry, tuple):
         bad(f"expected an object with {', '.join(FIELDS)}, found {json_kind(entry)}", tensor=name)
     pairs, entry = entry, dict(entry)

@@ -32,7 +32,8 @@ INDEX_NAME = "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
 PIPELINE_NAME = "model_index.json"
-"""What the root of a pipeline holds: its models are in folders of their own (huggingface.co/docs/diffusers)."""
+"""What the root of a pipeline holds: its models are in folders of their own
+(huggingface.co/docs/diffusers)."""
 _OTHERS = (".pkl", ".h5", ".onnx", ".msgpack")
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 _PIECE = 16 << 20
@@ -57,8 +58,8 @@ class Index:
 
 @record
 class ModelFiles:
-    """The shards of a model in the order of their names, its index if it has one, what is odd about the folder, and
-    which of the shards are not there.
+    """The shards of a model in the order of their names, its index if it has one, what is odd about the
+    folder, and which of the shards are not there.
     """
 
     shards: tuple[Shard, ...]
@@ -112,7 +113,8 @@ def resolve(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
 
 
 def find(path: str | os.PathLike[str]) -> ModelFiles:
-    """The files of the model at one path, those included that are not there (`missing`): what is loaded, and what is checked.
+    """The files of the model at one path, those included that are not there (`missing`): what is
+    loaded, and what is checked.
 
     Raises as `resolve` does, but for missing shards.
     """
@@ -125,7 +127,8 @@ def find(path: str | os.PathLike[str]) -> ModelFiles:
 
 
 def holds_model(folder: str) -> bool:
-    """Whether a folder has something that `find` takes for a model, or is a pipeline's root. False where it cannot be listed."""
+    """Whether a folder has something that `find` takes for a model, or is a pipeline's root. False
+    where it cannot be listed."""
     names = _entries(folder)
     return any(_is_model(n, folder) or n == PIPELINE_NAME for n in names) or bool(
         sets.models_among(names, folder)
@@ -168,7 +171,10 @@ def _find_in_folder(folder: str) -> ModelFiles:
     if not models and (others := sets.models_among(names, folder)):
         return _find_other(folder, others)
     if not models:
-        message = f"{printable(folder)}: the folder holds no {_SUFFIX} file, no {INDEX_NAME} and no model of another format: {_elsewhere(folder, names)}"
+        message = (
+            f"{printable(folder)}: the folder holds no {_SUFFIX} file, no {INDEX_NAME} and no model of "
+            f"another format: {_elsewhere(folder, names)}"
+        )
         raise errors.FileMissingError(message, errno.ENOENT, folder)
     paths = [os.path.join(folder, name) for name in sorted({*models, *_numbered_gaps(models)})]
     shards = tuple(Shard(path, path) for path in paths)
@@ -196,7 +202,10 @@ def _elsewhere(folder: str, names: Sequence[str]) -> str:
         what = "it is a pipeline of several models" if PIPELINE_NAME in names else "there are models below it"
         return f"{what}; name one of {_listed([os.path.join(folder, n) for n in below], 20)}"
     if others:
-        return f"it has {_listed(others, 5)}, which nobounce does not read: fetch the model as safetensors, or convert it"
+        return (
+            f"it has {_listed(others, 5)}, which nobounce does not read: fetch the model as safetensors, or "
+            "convert it"
+        )
     return "name a folder that does, or a file"
 
 

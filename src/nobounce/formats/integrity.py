@@ -1,7 +1,8 @@
 """What is wrong with the files of a model: structure, index, sizes, and every block that its checksums deny.
 
-Blocks are read by the engine with cache="avoid", so that they come from the disk and not from what the page cache remembers. One pass
-serves the checksums in a file's metadata and those beside it. Everything is told, not the first thing alone.
+Blocks are read by the engine with cache="avoid", so that they come from the disk and not from what the page
+cache remembers. One pass serves the checksums in a file's metadata and those beside it. Everything is told,
+not the first thing alone.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. `offset` and `nbytes`, in bytes, say where in the file; `tensors` are those concerned, the first of them."""
+    """One thing that is wrong. `offset` and `nbytes`, in bytes, say where in the file; `tensors` are those
+    concerned, the first of them."""
 
     code: str
     sentence: str
@@ -67,7 +69,8 @@ class Problem:
 
 @dataclass(slots=True)
 class Examined:
-    """A file that could be read: its format, bytes, tensors, where its checksums are, and how many blocks were compared."""
+    """A file that could be read: its format, bytes, tensors, where its checksums are, and how
+    many blocks were compared."""
 
     path: str
     format: str
@@ -91,11 +94,12 @@ class Report:
 
 
 def verify(path: str, *, record: bool = False, progress: Callable[[str, int], None] | None = None) -> Report:
-    """Examine the model at a path: a file, a folder or an index. With `record`, checksums of every file are stored beside it, if nothing
-    is wrong with it; old ones there are replaced.
+    """Examine the model at a path: a file, a folder or an index. With `record`, checksums of every file are
+    stored beside it, if nothing is wrong with it; old ones there are replaced.
 
-    Raises FileError for a path that is not there or holds no model, ArgumentError for a folder of several; UnavailableError for
-    checksums without xxhash. What is wrong with a model is no error: it is in the report.
+    Raises FileError for a path that is not there or holds no model, ArgumentError for a folder of
+    several; UnavailableError for checksums without xxhash. What is wrong with a model is no
+    error: it is in the report.
     """
     report = Report()
     try:
@@ -170,7 +174,10 @@ def _examine(
             done.checksums = tuple(r.where for r in known)
             for recorded in known:
                 if not digest_matches(recorded, start):
-                    sentence = f"the bytes before the data section are not those of the checksums in its {recorded.where}"
+                    sentence = (
+                        "the bytes before the data section are not those of the checksums in its "
+                        f"{recorded.where}"
+                    )
                     report.problems.append(Problem("header", sentence, path, offset=0, nbytes=len(start)))
             sums: dict[int, list[str]] = {}
             for size in dict.fromkeys([r.block_nbytes for r in known] + ([BLOCK] if record else [])):
@@ -211,7 +218,8 @@ def _compare_blocks(
     report: Report,
     progress: Callable[[str, int], None] | None,
 ) -> list[str]:
-    """Read every block and compare it with what was recorded; returns the sums, "" of what could not be read."""
+    """Read every block and compare it with what was recorded; returns the sums, ""
+    of what could not be read."""
     ranges = _blocks(header.data_offset, header.file_nbytes, size)
     sums = []
     for number, (offset, nbytes, found) in enumerate(_read(file, ranges, size, progress)):

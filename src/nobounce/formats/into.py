@@ -28,11 +28,13 @@ class Module(Protocol):
 
 
 Into = Mapping[str, Any] | Module
-"""Destinations by name: tensors, arrays and buffers of any framework, or a torch module, whose parameters and buffers they are."""
+"""Destinations by name: tensors, arrays and buffers of any framework, or a torch module, whose
+parameters and buffers they are."""
 
 
 class Target(NamedTuple):
-    """One destination: `obj` as the caller gave it, where it lies, and the address of its bytes, None where they are not C-contiguous."""
+    """One destination: `obj` as the caller gave it, where it lies, and the address of its bytes, None where
+    they are not C-contiguous."""
 
     name: str
     obj: Any
@@ -56,9 +58,11 @@ def destinations(into: Any) -> dict[str, Any]:
 
 
 def match(into: Mapping[str, Any], known: Iterable[str], *, strict: bool) -> dict[str, Any]:
-    """The destinations that the model has tensors for. Tied ones (one memory, several names) need one name of the file's.
+    """The destinations that the model has tensors for. Tied ones (one memory, several names)
+    need one name of the file's.
 
-    Raises ArgumentError for a destination that the model lacks, and with `strict` for a tensor that has no destination.
+    Raises ArgumentError for a destination that the model lacks, and with `strict` for a tensor
+    that has no destination.
     """
     names = set(known)
     found = {name: obj for name, obj in into.items() if name in names}
@@ -94,7 +98,8 @@ class Targets:
         self._types: dict[Any, DType] = {}
 
     def of(self, obj: Any, want: Wanted) -> Target:
-        """A destination, checked against what it is to hold. Raises ArgumentError for another type or shape, read-only or foreign memory."""
+        """A destination, checked against what it is to hold. Raises ArgumentError for another type or shape,
+        read-only or foreign memory."""
         module = type(obj).__module__.partition(".")[0]
         torch = sys.modules.get("torch") if module != "numpy" else None
         if torch is not None and isinstance(obj, torch.Tensor):

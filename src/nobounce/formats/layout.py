@@ -1,12 +1,14 @@
 """How a safetensors file is laid out, and in which pieces it is written. Pure.
 
-The format wants the ranges of all tensors to follow each other without a hole, so nothing can be padded but the header: with spaces, so
-that the data section begins at a multiple of 4096. Tensors whose size is a multiple of 4096 come first, each then at such a multiple
-itself; behind them the others, those with the largest elements first: a range that begins at a multiple of the element's size ends at
-one, and so does every range of smaller elements behind it. Otherwise the order is the caller's.
+The format wants the ranges of all tensors to follow each other without a hole, so nothing can be padded but
+the header: with spaces, so that the data section begins at a multiple of 4096. Tensors whose size is a
+multiple of 4096 come first, each then at such a multiple itself; behind them the others, those with the
+largest elements first: a range that begins at a multiple of the element's size ends at one, and so does every
+range of smaller elements behind it. Otherwise the order is the caller's.
 
-Pieces are cut at multiples of 4096 bytes of the file, wherever the device stays the same. What lies in memory as it lies in the file,
-seen from a multiple of the alignment, is written from where it is ("straight"); all else is gathered in scratch memory.
+Pieces are cut at multiples of 4096 bytes of the file, wherever the device stays the same. What lies in memory
+as it lies in the file, seen from a multiple of the alignment, is written from where it is ("straight"); all
+else is gathered in scratch memory.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from nobounce.formats.sources import Source
 ALIGN = 4096
 """Bytes, a multiple of which the data section begins at."""
 PIECE = 16 << 20
-"""Bytes that are gathered at a time: one direct write of the engine. The best of 15 saves of 1 GiB took 0.37 s, of pieces of 8 MiB 0.40, of a
-plain writer 0.34."""
+"""Bytes that are gathered at a time: one direct write of the engine. The best of 15 saves of 1 GiB took 0.37
+s, of pieces of 8 MiB 0.40, of a plain writer 0.34."""
 STRAIGHT = 16 << 20
 """Bytes that are written at a time from the caller's own memory."""
 LEAST_STRAIGHT = 1 << 20
@@ -76,7 +78,8 @@ def order(found: Sequence[Source]) -> list[Source]:
 
 
 def lay_out(found: Sequence[Source], metadata: Mapping[str, str], path: str, *, sums: bool = False) -> Layout:
-    """The layout of one file; with `sums`, its header has room for checksums. Checksums among the metadata are another file's and left out.
+    """The layout of one file; with `sums`, its header has room for checksums. Checksums among the metadata
+    are another file's and left out.
 
     Raises ArgumentError where no reader would open it: too long a header or metadata.
     """
@@ -95,7 +98,8 @@ def lay_out(found: Sequence[Source], metadata: Mapping[str, str], path: str, *, 
     header = _with_room(entries, metadata, at) if sums else _header(entries, metadata)
     if len(header) - 8 > HEADER_LIMIT:
         raise ArgumentError(
-            f"the header would have {len(header) - 8} bytes, and no reader opens one of more than {HEADER_LIMIT}: "
+            f"the header would have {len(header) - 8} bytes, and no reader opens one of more than "
+            f"{HEADER_LIMIT}: "
             f"save fewer tensors in a file"
         )
     nbytes = len(header) + at
@@ -115,7 +119,8 @@ def _header(entries: Mapping[str, object], metadata: Mapping[str, str], more: in
 
 
 def _with_room(entries: Mapping[str, object], metadata: Mapping[str, str], nbytes: int) -> bytes:
-    """A header with as many places for sums as the file has blocks, which depends on where the header ends."""
+    """A header with as many places for sums as the file has blocks, which depends on
+    where the header ends."""
     for more in range(0, 4 * ALIGN, ALIGN):
         for blocks in range(nbytes // checksums.BLOCK, nbytes // checksums.BLOCK + 3):
             header = _header(entries, {**checksums.reserved(blocks), **metadata}, more)
@@ -125,7 +130,8 @@ def _with_room(entries: Mapping[str, object], metadata: Mapping[str, str], nbyte
 
 
 def pieces(layout: Layout, grain: int) -> Iterator[Piece]:
-    """What is written, in the order of the file. `grain` is the alignment in bytes that direct requests keep."""
+    """What is written, in the order of the file. `grain` is the alignment in bytes
+    that direct requests keep."""
     parts: list[Part] = []
     begin = at = layout.data_offset
 
@@ -161,7 +167,8 @@ def pieces(layout: Layout, grain: int) -> Iterator[Piece]:
 
 
 def _straight(source: Source, file_offset: int, grain: int) -> tuple[int, int]:
-    """The bytes of a tensor that can be written from where they are; an empty range behind its end where there are none."""
+    """The bytes of a tensor that can be written from where they are; an empty range behind its
+    end where there are none."""
     none = source.nbytes, source.nbytes
     if not source.contiguous or not source.in_memory or (source.start - file_offset) % grain:
         return none

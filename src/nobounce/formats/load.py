@@ -1,8 +1,10 @@
-"""Load a model file into device memory: headers are checked first, then a few large requests bring everything.
+"""Load a model file into device memory: headers are checked first, then a few large
+requests bring everything.
 
-Every header of every file is read and checked before the first transfer, so a bad file moves nothing; a GPU's memory for the
-first file may be taken meanwhile, and is given back then. Memory: the tensors' own bytes, less than a page per file beside them
-(128 KiB for that first one), and one scratch of 16 MiB when tensors must be moved for their alignment.
+Every header of every file is read and checked before the first transfer, so a bad file moves nothing; a GPU's
+memory for the first file may be taken meanwhile, and is given back then. Memory: the tensors' own bytes, less
+than a page per file beside them (128 KiB for that first one), and one scratch of 16 MiB when tensors must be
+moved for their alignment.
 """
 
 from __future__ import annotations
@@ -109,23 +111,28 @@ def load(
 ) -> Model[Any]:
     """Load model files into memory of `device`; returns a Model: a dict of name -> tensor with a `receipt`.
 
-    `paths` is a file, a folder (with an index or not) or several files, of safetensors, GGUF, PyTorch checkpoints, npy or npz
-    (docs/formats.md). `device` is a name such as "cpu" or "cuda:0"
-    (default: the first GPU that works, else cpu). `framework` None gives nobounce.Tensor, "numpy" arrays (bf16 and FP8
-    by ml_dtypes), "torch" tensors, without another copy where the framework can see the memory. Each torch tensor has a storage of its
-    own, so `torch.save` and `deepcopy` copy one tensor; with `shared_storage=True` those of a file are views of one, which takes half the
-    time to make. On a GPU their memory is torch's own (docs/loading.md). `require="fastpath"`
-    raises RouteError unless every byte of the data section can go direct. `align` asks that each tensor begin at a
-    multiple of so many bytes. `pinned=True` loads into page-locked host memory of `device`'s runtime, from which copies to it are fast:
-    to offload, or to prefetch what is wanted later. `progress(backend, nbytes)` is called from I/O threads as bytes arrive.
+    `paths` is a file, a folder (with an index or not) or several files, of safetensors, GGUF, PyTorch
+    checkpoints, npy or npz (docs/formats.md). `device` is a name such as "cpu" or "cuda:0" (default: the
+    first GPU that works, else cpu). `framework` None gives nobounce.Tensor, "numpy" arrays (bf16 and FP8 by
+    ml_dtypes), "torch" tensors, without another copy where the framework can see the memory. Each torch
+    tensor has a storage of its own, so `torch.save` and `deepcopy` copy one tensor; with
+    `shared_storage=True` those of a file are views of one, which takes half the time to make. On a GPU
+    their memory is torch's own (docs/loading.md). `require="fastpath"` raises RouteError unless every byte
+    of the data section can go direct. `align` asks that each tensor begin at a multiple of so many bytes.
+    `pinned=True` loads into page-locked host memory of `device`'s runtime, from which copies to it are
+    fast: to offload, or to prefetch what is wanted later. `progress(backend, nbytes)` is called from I/O
+    threads as bytes arrive.
 
-    Less than everything (docs/loading.md): `names` is a name, a pattern such as "model.layers.0.*", an iterable of names or a function of
-    a name; `slices={"w": ((0, 512), None)}` takes a box of a tensor. `into` is a mapping of names to tensors, arrays or buffers of any
-    framework, of the same shape and type, or a torch module: they are written to where they are, on the devices that they are on, and
-    are the model's values; with `strict` every tensor of the model needs one. An error then names those that it left undefined.
+    Less than everything (docs/loading.md): `names` is a name, a pattern such as "model.layers.0.*", an
+    iterable of names or a function of a name; `slices={"w": ((0, 512), None)}` takes a box of a
+    tensor. `into` is a mapping of names to tensors, arrays or buffers of any framework, of the same
+    shape and type, or a torch module: they are written to where they are, on the devices that they are
+    on, and are the model's values; with `strict` every tensor of the model needs one. An error then
+    names those that it left undefined.
 
-    Raises FormatError for a file that is not what it claims (before anything moves), FileError, FileChangedError,
-    RouteError, TransferError, OutOfMemoryError, UnavailableError. A failed load leaves nothing behind.
+    Raises FormatError for a file that is not what it claims (before anything moves), FileError,
+    FileChangedError, RouteError, TransferError, OutOfMemoryError, UnavailableError. A failed
+    load leaves nothing behind.
     """
     how, wish = asked(
         framework, shared_storage, require, cache, align, progress, names, slices, into, strict, pinned
@@ -141,7 +148,8 @@ def load(
             get_ready(target._runtime, nbytes, require, cache)
 
     try:
-        # Memory that may be torch's is not taken ahead, as torch is not imported for a file that will not load.
+        # Memory that may be torch's is not taken ahead, as torch is not imported for a
+        # file that will not load.
         announce = _nothing if slabs is None or (framework == "torch" and not pinned) else slabs.begin
         files, opened = open_files(paths, ready, announce)
         return bring(opened, files.warnings, target, how, wish, slabs)

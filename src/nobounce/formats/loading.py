@@ -1,7 +1,8 @@
-"""One file of a model on its way into memory: begun, perhaps while the file before it still arrives, and finished.
+"""One file of a model on its way into memory: begun, perhaps while the file before it
+still arrives, and finished.
 
-A file's tensors share one slab, or lie in groups of at most `GROUP_NBYTES` where the memory is torch's: one kept tensor then keeps a
-group. One read brings them all the same.
+A file's tensors share one slab, or lie in groups of at most `GROUP_NBYTES` where the memory is torch's: one
+kept tensor then keeps a group. One read brings them all the same.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Memory(Protocol):
 
 
 class How(NamedTuple):
-    """What `load` was asked for. `grouped`: the tensors of a file lie in groups; `pinned`: in page-locked host memory."""
+    """What `load` was asked for. `grouped`: the tensors of a file lie in groups; `pinned`: in
+    page-locked host memory."""
 
     framework: Framework | None
     shared_storage: bool
@@ -66,8 +68,8 @@ class How(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Tensors in one slab: bytes [start, end) of the data section, `lead` bytes after the slab's beginning, which holds the file from
-    `file_offset` on, `nbytes` in all."""
+    """Tensors in one slab: bytes [start, end) of the data section, `lead` bytes after the slab's beginning,
+    which holds the file from `file_offset` on, `nbytes` in all."""
 
     start: int
     end: int
@@ -77,8 +79,8 @@ class Group(NamedTuple):
 
 
 def groups(header: Header, spot: Placement, grain: int, limit: int) -> list[Group]:
-    """The groups of a file, at most `limit` bytes of tensors in each but where one tensor has more. One group where its layout is not
-    the file's own."""
+    """The groups of a file, at most `limit` bytes of tensors in each but where one tensor has more. One group
+    where its layout is not the file's own."""
     whole = Group(0, header.data_nbytes, spot.lead, spot.file_offset, spot.slab_nbytes)
     if header.data_nbytes <= limit or spot.moves or spot.swaps or header.blocks is not None:
         return [whole]
@@ -140,7 +142,8 @@ class Loading:
             read.begin()
 
     def finish(self) -> Receipt:
-        """Wait for the bytes and make the tensors, `made`. Everything else is given back, also where this raises."""
+        """Wait for the bytes and make the tensors, `made`. Everything else is given
+        back, also where this raises."""
         one, spot, header = self._one, self._spot, self._one.header
         try:
             # What only looks at the memory can be made while it is being filled.
@@ -198,7 +201,8 @@ class Loading:
         ]
 
     def _is_cold(self, file: File) -> bool:
-        """Whether the read will mostly wait for the disk, so that there is time to make the memory ready beside it."""
+        """Whether the read will mostly wait for the disk, so that there is time to make
+        the memory ready beside it."""
         how, spot = self._how, self._spot
         if how.cache == "avoid" or how.require == "fastpath":
             return True
@@ -243,7 +247,8 @@ def check_whole(one: Opened, read: FreshRead, receipt: Receipt) -> None:
             else read.file_offset
         )
         raise FileChangedError(
-            f"{printable(one.path)}: the file ended at offset {at} of {one.header.file_nbytes} while it was read",
+            f"{printable(one.path)}: the file ended at offset {at} of {one.header.file_nbytes} while it was "
+            "read",
             errno.ESTALE,
             one.path,
         )

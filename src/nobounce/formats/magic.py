@@ -1,7 +1,7 @@
 """What a file really is, told by its first bytes, where it is not the model file that it was taken for.
 
-Downloads bring error pages and pointers under the name that was asked for, and checkpoints of other kinds are renamed. The
-signatures are those of file(1); Git LFS: github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
+Downloads bring error pages and pointers under the name that was asked for, and checkpoints of other kinds are
+renamed. The signatures are those of file(1); Git LFS: github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def is_checkpoint(head: bytes) -> bool:
 
 
 def first_member(head: bytes) -> bytes:
-    """The name of the first file of a zip archive; b"" where it is none, or the name is longer than `head`."""
+    """The name of the first file of a zip archive; b"" where it is none, or the name
+    is longer than `head`."""
     if not head.startswith(b"PK\3\4"):
         return b""
     end = 30 + int.from_bytes(head[26:28], "little")
@@ -79,13 +80,16 @@ def first_member(head: bytes) -> bytes:
 
 
 def what_it_is(head: bytes) -> str | None:
-    """A sentence that names the kind of file that begins with `head` (up to `HEAD` bytes) and says what to do; None where
-    the bytes do not tell, or are those of a safetensors file.
+    """A sentence that names the kind of file that begins with `head` (up to `HEAD` bytes) and says what to
+    do; None where the bytes do not tell, or are those of a safetensors file.
     """
     if re.match(_LFS, head):
         size = re.search(_LFS_SIZE, head)
         held = f" of {int(size[1]):,} bytes" if size else ""
-        return f"this is a Git LFS pointer, which stands for the file{held}: `git lfs pull` in its repository fetches it"
+        return (
+            f"this is a Git LFS pointer, which stands for the file{held}: `git lfs pull` in its repository "
+            "fetches it"
+        )
     if re.match(_PAGE, head):
         return f"this is a web page or a server's error, not the file: {AGAIN}, logged in where it needs that"
     if head.startswith((b"PK\3\4", b"PK\5\6")):
@@ -102,7 +106,10 @@ def what_it_is(head: bytes) -> str | None:
     if not head.strip(b"\0"):
         return f"the file begins with zeros, as an unfinished download does: {AGAIN}"
     if re.match(_JSON, head):
-        return f"this is JSON text: an index is named *.safetensors.index.json; if it is a server's answer, {AGAIN}"
+        return (
+            "this is JSON text: an index is named *.safetensors.index.json; if it is a server's answer, "
+            f"{AGAIN}"
+        )
     return _text(head)
 
 

@@ -1,4 +1,5 @@
-"""A loaded model, and how all or some of the tensors of its checked files get there: file by file, the next begun before the last ends."""
+"""A loaded model, and how all or some of the tensors of its checked files get there: file by file, the next
+begun before the last ends."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AHEAD = 1
-"""Files whose reads have begun while those of the one before are under way: its last copies then leave no thread idle."""
+"""Files whose reads have begun while those of the one before are under way: its last copies
+then leave no thread idle."""
 
 
 class Model(dict[str, T]):
@@ -34,8 +36,9 @@ class Model(dict[str, T]):
 
     `Model[nobounce.Tensor]`, `Model[numpy.ndarray]` or `Model[torch.Tensor]`, as `load` was asked.
 
-    Attributes: `receipt` (one Receipt for everything), `receipts` (one for each file), `device`, `metadata` (of the
-    headers, first file wins), `warnings`, `encodings`: how each tensor that is quantised bytes encodes its elements.
+    Attributes: `receipt` (one Receipt for everything), `receipts` (one for each file), `device`,
+    `metadata` (of the headers, first file wins), `warnings`, `encodings`: how each tensor that is
+    quantised bytes encodes its elements.
     """
 
     receipt: Receipt
@@ -107,8 +110,8 @@ def bring(
     wish: Wish,
     slabs: SlabAhead | None = None,
 ) -> Model[Any]:
-    """Load what is wished of checked files. `device` None is for `into`, whose tensors say where they are; `slabs` may have memory for
-    the first file. Raises as `load`."""
+    """Load what is wished of checked files. `device` None is for `into`, whose tensors say where they are;
+    `slabs` may have memory for the first file. Raises as `load`."""
     model: Model[Any] = Model()
     receipts: list[Receipt] = []
     try:
@@ -146,7 +149,8 @@ def bring(
 
 
 def memory_on(device: Device, how: How, *, torch: bool = False, slabs: SlabAhead | None = None) -> Memory:
-    """Where memory on `device` comes from: torch, for its tensors on a GPU and where `torch` says so, or nobounce itself."""
+    """Where memory on `device` comes from: torch, for its tensors on a GPU and where `torch`
+    says so, or nobounce itself."""
     if how.pinned:
         return slabs or SlabAhead(device, MemoryKind.PINNED)
     torch = torch or how.framework == "torch"

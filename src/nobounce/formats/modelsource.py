@@ -1,7 +1,9 @@
-"""The tensors of model files as sources that are read when their bytes are wanted, so that a model of any size passes through little memory.
+"""The tensors of model files as sources that are read when their bytes are wanted, so that a model of any
+size passes through little memory.
 
-A tensor that lies in its file as safetensors wants it is read straight into the memory that it is written from. One that does not, such as
-big-endian numbers and strided views, brings its whole file into memory once; a quantised one that is to be float32 is made when it is its turn.
+A tensor that lies in its file as safetensors wants it is read straight into the memory that it is written
+from. One that does not, such as big-endian numbers and strided views, brings its whole file into memory once;
+a quantised one that is to be float32 is made when it is its turn.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from nobounce.formats.tensorinfo import Encoding, TensorInfo
 from nobounce.io.file import File
 
 ENCODINGS = "nobounce.encodings"
-"""The metadata that keep what quantised bytes are: JSON, {name: {"name": ..., "shape": ..., "byteorder": ...}}."""
+"""The metadata that keep what quantised bytes are: JSON, {name: {"name": ..., "shape":
+..., "byteorder": ...}}."""
 
 
 class ModelSource:
-    """An open model. A context manager. `sources` by name, in the order of the files; `metadata`; `warnings`; `encodings` of what stays
-    quantised bytes.
+    """An open model. A context manager. `sources` by name, in the order of the files; `metadata`; `warnings`;
+    `encodings` of what stays quantised bytes.
 
-    Raises as `load` does, before anything is read but headers; ArgumentError, naming the tensor, for a type that safetensors lacks, and with
-    `floats` for quantised bytes that nobounce cannot turn into float32.
+    Raises as `load` does, before anything is read but headers; ArgumentError, naming the tensor, for a type
+    that safetensors lacks, and with `floats` for quantised bytes that nobounce cannot turn into float32.
     """
 
     def __init__(self, paths: Paths, *, floats: bool = False) -> None:
@@ -77,7 +80,8 @@ class ModelSource:
         for name, info in header.tensors.items():
             if info.dtype.name not in DTYPES:
                 raise ArgumentError(
-                    f"tensor {printable(clip(name))!r} of {printable(one.path)}: safetensors has no element type for {info.dtype.name}"
+                    f"tensor {printable(clip(name))!r} of {printable(one.path)}: safetensors has no element "
+                    f"type for {info.dtype.name}"
                 )
             detail = header.details.get(name)
             turned = any(start < info.end and info.start < end for start, end in swapped)
@@ -101,7 +105,8 @@ class ModelSource:
 
 
 def _read(file: File, begin: int, target: Buffer, at: int, start: int, stop: int) -> None:
-    """Bring bytes [start, stop) of a tensor that begins at `begin` of its file to `at` of a buffer of the host."""
+    """Bring bytes [start, stop) of a tensor that begins at `begin` of its file to `at`
+    of a buffer of the host."""
     receipt = file.read(target, nbytes=stop - start, file_offset=begin + start, buffer_offset=at)
     if receipt.nbytes < stop - start:
         where = begin + start + receipt.nbytes

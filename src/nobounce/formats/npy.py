@@ -1,7 +1,7 @@
 """An array as numpy.save writes it (numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
 
-The header is the text of a Python dictionary with three keys. It is parsed here by its own small grammar: nothing is evaluated. The array's
-name is that of the file without its ending.
+The header is the text of a Python dictionary with three keys. It is parsed here by its own small grammar:
+nothing is evaluated. The array's name is that of the file without its ending.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NUMBER = re.compile(r"([0-9]{1,20})L?")
 _GAP = re.compile(_SPACE)
 _KEYS = ("descr", "fortran_order", "shape")
 _KINDS = {
-    "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "u4": "U32", "i4": "I32", "u8": "U64", "i8": "I64",
-    "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64",
+    "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "u4": "U32", "i4": "I32", "u8": "U64",
+    "i8": "I64", "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64",
 }  # fmt: skip
 _REFUSED = {
     "O": "Python objects, which only unpickling could make: save arrays of numbers",
@@ -36,12 +36,16 @@ _REFUSED = {
     "S": "text: save arrays of numbers",
     "M": "dates: save array.view('i8')",
     "m": "time differences: save array.view('i8')",
-    "V": "raw records without a type, as arrays of bfloat16 and FP8 become: save array.view('u1') or ('u2'), or safetensors",
+    "V": (
+        "raw records without a type, as arrays of bfloat16 and FP8 become: save array.view('u1') or ('u2'), "
+        "or safetensors"
+    ),
 }
 
 
 class Array(NamedTuple):
-    """An array of a file: `begin` is where its elements begin; `order` is that of the dimensions, `swap` as in Block."""
+    """An array of a file: `begin` is where its elements begin; `order` is that of the
+    dimensions, `swap` as in Block."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -73,7 +77,8 @@ def read(source: Source, path: str, file_nbytes: int) -> Header:
     left = file_nbytes - array.begin - array.nbytes
     if left > 0:
         raise FormatError(
-            f"{left} bytes at the end belong to no array: numpy.save was called more than once, or the file is damaged",
+            f"{left} bytes at the end belong to no array: numpy.save was called more than once, or the file "
+            "is damaged",
             filename=path,
             offset=file_nbytes - left,
         )

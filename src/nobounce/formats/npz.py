@@ -1,4 +1,5 @@
-"""Arrays in a zip archive, as numpy.savez writes them: stored members, each a .npy file. An array's name is its member's, without the ending."""
+"""Arrays in a zip archive, as numpy.savez writes them: stored members, each a .npy file. An array's name is
+its member's, without the ending."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _SHOWN = 5
 
 
 def read(source: Source, path: str, file_nbytes: int) -> Header:
-    """Read and check the directory and every array's header. Raises FormatError, and FileError where reading fails."""
+    """Read and check the directory and every array's header. Raises FormatError, and
+    FileError where reading fails."""
     archive = Archive(source, path, file_nbytes)
     arrays = {m.name.removesuffix(_SUFFIX): m for m in archive.members.values() if m.name.endswith(_SUFFIX)}
     others = [m for m in archive.members.values() if not m.name.endswith(_SUFFIX)]
@@ -39,7 +41,8 @@ def read(source: Source, path: str, file_nbytes: int) -> Header:
         array = read_array(cursor, name)
         if array.begin + array.nbytes != begin + member.nbytes:
             raise cursor.bad(
-                f"its array of {array.nbytes} bytes does not fill its member, which holds {begin + member.nbytes - array.begin}",
+                f"its array of {array.nbytes} bytes does not fill its member, which holds "
+                f"{begin + member.nbytes - array.begin}",
                 tensor=name,
             )
         info, block, detail = array.placed(name)

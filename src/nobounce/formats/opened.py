@@ -76,8 +76,8 @@ class Opened:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _fetch(self, cold: bool, data_offset: int) -> None:
-        """Have the disk bring all of a long header at once, as with POSIX_FADV_RANDOM a read waits for it piece by piece; then tell
-        where the data section begins."""
+        """Have the disk bring all of a long header at once, as with POSIX_FADV_RANDOM a read waits for it
+        piece by piece; then tell where the data section begins."""
         if data_offset > PIECE:
             os.posix_fadvise(self.file.fileno(), 0, data_offset, os.POSIX_FADV_WILLNEED)
             nbytes = self._identity[2] - data_offset
@@ -128,9 +128,9 @@ def open_files(
     meanwhile: Callable[[int], None] = _nothing,
     announce: Callable[[int, int], None] = _nothing,
 ) -> tuple[ModelFiles, list[Opened]]:
-    """Resolve `paths` and read and check every header. At most `KEEP_OPEN` files stay open. `meanwhile` is called while a disk
-    brings a long header, if there is much behind it; `announce` before the first file's header is read, with the offset of its
-    data section and its size in bytes.
+    """Resolve `paths` and read and check every header. At most `KEEP_OPEN` files stay open. `meanwhile` is
+    called while a disk brings a long header, if there is much behind it; `announce` before the first file's
+    header is read, with the offset of its data section and its size in bytes.
 
     Raises FileError, FormatError and ArgumentError; on an error nothing stays open.
     """
@@ -157,6 +157,7 @@ def close_files(opened: list[Opened]) -> None:
 
 
 def grain_of(file: File) -> int:
-    """Alignment in bytes that direct requests to this file keep; at least a page (case C69: never assume 4096)."""
+    """Alignment in bytes that direct requests to this file keep; at least a page (case
+    C69: never assume 4096)."""
     facts = file.facts()
     return max(4096, facts.dio_offset_align or 0, facts.dio_mem_align or 0)

@@ -1,4 +1,5 @@
-"""An open model: its headers are read once, and as much of it as is wanted is loaded, as often as it is wanted."""
+"""An open model: its headers are read once, and as much of it as is wanted is loaded,
+as often as it is wanted."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 @record
 class StoredTensor:
-    """A tensor of an open model: `nbytes` bytes of the file at `path`, from `file_offset` on. `encoding` says what quantised bytes are."""
+    """A tensor of an open model: `nbytes` bytes of the file at `path`, from `file_offset` on. `encoding` says
+    what quantised bytes are."""
 
     name: str
     dtype: DType
@@ -178,8 +180,8 @@ class OpenModel:
         strict: bool = False,
         pinned: bool = False,
     ) -> Model[Any]:
-        """What `nobounce.load` does, without reading the headers again. Raises as it does; ClosedError; FileChangedError where a file is
-        not the one that was opened."""
+        """What `nobounce.load` does, without reading the headers again. Raises as it does; ClosedError;
+        FileChangedError where a file is not the one that was opened."""
         if self._closed:
             raise ClosedError("the model is closed")
         how, wish = asked(

@@ -1,7 +1,8 @@
 """Some of a file's tensors, or boxes of them, on their way into memory of their own or the caller's.
 
-What is wanted goes into one slab, in runs that keep the places which direct I/O needs. A large tensor whose destination is the caller's and
-contiguous is read straight into it; the others are copied there. A box that is many runs is cut on the host.
+What is wanted goes into one slab, in runs that keep the places which direct I/O needs. A large tensor whose
+destination is the caller's and contiguous is read straight into it; the others are copied there. A box that
+is many runs is cut on the host.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ PLACE = 256
 
 
 class _Share:
-    """What lies in one slab: tensors in the order of the file, the runs that bring them, and where each arrives. `odd` says where those are
-    moved to that the file holds at an odd place."""
+    """What lies in one slab: tensors in the order of the file, the runs that bring them, and where each
+    arrives. `odd` says where those are moved to that the file holds at an odd place."""
 
     __slots__ = ("begins", "odd", "places", "room", "runs", "slab", "wants")
 
@@ -143,7 +144,8 @@ class PartLoading:
             self._receipts.append(boxes.read(file, data, want, self._device, place, how))
 
     def finish(self) -> Receipt:
-        """Wait for the bytes and make the tensors, `made`. Everything else is given back, also where this raises."""
+        """Wait for the bytes and make the tensors, `made`. Everything else is given
+        back, also where this raises."""
         try:
             receipts = self._receipts
             # What only looks at the memory can be made while it is being filled.
@@ -205,7 +207,8 @@ class PartLoading:
         return self._ahead
 
     def _sorted(self) -> tuple[list[Wanted], list[Wanted], list[Wanted]]:
-        """What is read straight into its destination, what goes through the slab, and what is cut on the host; each in the file's order."""
+        """What is read straight into its destination, what goes through the slab, and what is cut on the
+        host; each in the file's order."""
         straight: list[Wanted] = []
         rest: list[Wanted] = []
         cut: list[Wanted] = []
@@ -317,7 +320,8 @@ class _Picked:
 def part_loads(
     opened: Sequence[Opened], device: Device | None, how: How, wish: Wish
 ) -> list[tuple[Device, list[Load]]]:
-    """By device, what to load of each file. Raises ArgumentError for what the files do not have, or have otherwise."""
+    """By device, what to load of each file. Raises ArgumentError for what the files do not
+    have, or have otherwise."""
     known = [name for one in opened for name in one.header.tensors]
     names = chosen(known, wish.names)
     slices = wish.slices or {}
@@ -346,7 +350,8 @@ def part_loads(
                 if targets or slices:
                     few = ", ".join(printable(clip(name)) for name in odd[:5])
                     raise ArgumentError(
-                        f"{printable(one.path)}: big-endian or strided tensors come with the whole file alone: {few}"
+                        f"{printable(one.path)}: big-endian or strided tensors come with the whole file "
+                        f"alone: {few}"
                     )
                 load = _Picked(Loading(one, memory, where, how), {w.name for w in group})
             else:

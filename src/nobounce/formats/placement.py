@@ -1,8 +1,9 @@
 """Where each tensor of a file lands in its slab: one allocation per file, filled by one aligned request.
 
-The slab keeps the file's own layout, so that a few large direct reads bring everything. A tensor whose place is not aligned
-for its dtype (or for `align=`) is moved up after arrival, and those behind it as far as they must; moving starts at the end,
-so nothing is overwritten before it has moved, and no second copy of the file is needed. Pure.
+The slab keeps the file's own layout, so that a few large direct reads bring everything. A tensor whose
+place is not aligned for its dtype (or for `align=`) is moved up after arrival, and those behind it as far
+as they must; moving starts at the end, so nothing is overwritten before it has moved, and no second copy of
+the file is needed. Pure.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Swap(NamedTuple):
 class Placement(NamedTuple):
     """One file's slab.
 
-    `file_offset` and `nbytes`: the request, aligned to `grain`, that brings the data section (`nbytes` may reach past the
-    end of the file, where it comes back short); `needed`: bytes of it that the file must deliver; `slab_nbytes`: the
-    allocation; `lead`: where the data section begins in it; `offsets`: each tensor's final place, in the order of the header,
-    or None where each has the place that the file gives it; `moves`, last first; `swaps`: what is stored big-endian, by its final
-    place.
+    `file_offset` and `nbytes`: the request, aligned to `grain`, that brings the data section (`nbytes` may
+    reach past the end of the file, where it comes back short); `needed`: bytes of it that the file must
+    deliver; `slab_nbytes`: the allocation; `lead`: where the data section begins in it; `offsets`: each
+    tensor's final place, in the order of the header, or None where each has the place that the file gives it;
+    `moves`, last first; `swaps`: what is stored big-endian, by its final place.
     """
 
     file_offset: int
@@ -63,15 +64,18 @@ def check_align(align: int | None) -> int:
 
 
 def extent(data_offset: int, file_nbytes: int, grain: int) -> tuple[int, int]:
-    """[first, end) of the file in whole grains: what the request brings, and what the slab holds unless tensors must move."""
+    """[first, end) of the file in whole grains: what the request brings, and what the slab holds
+    unless tensors must move."""
     return data_offset // grain * grain, -(-file_nbytes // grain) * grain
 
 
 def place(header: Header, *, align: int = 1, grain: int = PAGE) -> Placement:
-    """Lay the tensors of a checked header out. `grain` is the alignment of direct requests in bytes, a power of two."""
+    """Lay the tensors of a checked header out. `grain` is the alignment of direct requests
+    in bytes, a power of two."""
     first, end = extent(header.data_offset, header.data_end, grain)
     lead = header.data_offset - first
-    # Rounded up past the end of the file, a request comes back short; past the end of the data section it does not.
+    # Rounded up past the end of the file, a request comes back short; past the end of the
+    # data section it does not.
     needed = min(end, header.file_nbytes) - first if header.data_end > header.data_offset else 0
     nbytes = end - first if needed else 0
     if header.columns is not None and header.columns.aligned(lead, align):
@@ -100,7 +104,8 @@ def place(header: Header, *, align: int = 1, grain: int = PAGE) -> Placement:
 
 
 def _settle(blocks: Iterable[Block], lead: int, align: int) -> tuple[list[int], list[Move], int]:
-    """(each block's place in the slab, the moves that bring them there, last first, where the last one ends)."""
+    """(each block's place in the slab, the moves that bring them there, last first,
+    where the last one ends)."""
     places: list[int] = []
     moves: list[Move] = []
     position = 0

@@ -1,7 +1,7 @@
 """Fresh memory made ready ahead of a direct read.
 
-Pages of a new allocation are zeroed when they are first touched. Left to the direct reads themselves, each waits for that
-before its request reaches the disk; done by one thread running ahead, the disk never waits.
+Pages of a new allocation are zeroed when they are first touched. Left to the direct reads themselves, each
+waits for that before its request reaches the disk; done by one thread running ahead, the disk never waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ MIN_NBYTES = 64 << 20
 
 
 class Populate:
-    """Touches a buffer's memory from its start on, as a unit of work for the engine's pool, until done or stopped."""
+    """Touches a buffer's memory from its start on, as a unit of work for the engine's
+    pool, until done or stopped."""
 
     tickets = 1
 
@@ -47,7 +48,8 @@ class Populate:
 
 
 def populate_ahead(buffer: Buffer) -> Populate | None:
-    """Work for the engine, where the host can reach the memory and there is enough of it to be worth a thread; else None."""
+    """Work for the engine, where the host can reach the memory and there is enough of it to be
+    worth a thread; else None."""
     runtime = buffer.device._runtime
     if not runtime.capabilities.host_addressable or buffer.nbytes < MIN_NBYTES:
         return None

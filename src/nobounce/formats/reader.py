@@ -1,9 +1,10 @@
 """The protocol of model readers, and the registry that picks one by a file's first bytes.
 
-A reader is a function of an open file that reads and checks its header and makes a `Header`: every tensor's name, dtype, shape and place
-in the file. It never reads the data itself, takes no more memory than the file's length and some fixed tables justify, and raises
-FormatError (FileError where reading fails) and nothing else, whatever the bytes are. Loading, `inspect` and `explain` stand on
-the Header alone, so that a format is one entry of `FORMATS` and a module of its own, which is imported when a file claims it.
+A reader is a function of an open file that reads and checks its header and makes a `Header`: every tensor's
+name, dtype, shape and place in the file. It never reads the data itself, takes no more memory than the file's
+length and some fixed tables justify, and raises FormatError (FileError where reading fails) and nothing else,
+whatever the bytes are. Loading, `inspect` and `explain` stand on the Header alone, so that a format is one
+entry of `FORMATS` and a module of its own, which is imported when a file claims it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Announce = Callable[[int], None]
 """Is told where the data section begins, before a long header is read, by readers that know."""
 
 PIECE = 256 << 10
-"""Bytes of a header that are looked at at once: with four times as many a vocabulary takes a fifth longer, as caches miss."""
+"""Bytes of a header that are looked at at once: with four times as many a vocabulary takes a
+fifth longer, as caches miss."""
 _AHEAD = 4 * PIECE
 _FIRST = 64 << 10
 _MOST_READ = 16 << 20
@@ -58,8 +60,9 @@ class InMemory:
 
 
 class Descriptor:
-    """A Source over a file descriptor, whose position is not used. `flags` are those of preadv2: with RWF_DONTCACHE (Linux 6.14) what is
-    read does not stay in the page cache, where the kernel can do that. Hints are passed on where `hints`: of a file that is not cached.
+    """A Source over a file descriptor, whose position is not used. `flags` are those of preadv2: with
+    RWF_DONTCACHE (Linux 6.14) what is read does not stay in the page cache, where the kernel can do that.
+    Hints are passed on where `hints`: of a file that is not cached.
     """
 
     def __init__(self, fd: int, flags: int = 0, *, hints: bool = False) -> None:
@@ -82,7 +85,8 @@ class Descriptor:
 
 
 class Stream:
-    """A Source read from its beginning to its end, for readers that take a stream; its first bytes may have been read already."""
+    """A Source read from its beginning to its end, for readers that take a stream; its first bytes
+    may have been read already."""
 
     def __init__(self, source: Source, head: bytes) -> None:
         self._source, self._head, self._position = source, head, 0
@@ -100,8 +104,8 @@ class Stream:
 class Cursor:
     """Reads a header front to back through windows of `PIECE` bytes, and nothing at or behind `end`.
 
-    What is asked for at once must be bounded by the caller. FormatError where the file, or the header's limit, ends before. `first` is the
-    size of the first window in bytes.
+    What is asked for at once must be bounded by the caller. FormatError where the file, or the header's
+    limit, ends before. `first` is the size of the first window in bytes.
     """
 
     def __init__(
@@ -140,7 +144,8 @@ class Cursor:
         return self._window[at : at + nbytes]
 
     def window(self, nbytes: int, what: str) -> tuple[bytes, int]:
-        """A window that holds at least the next `nbytes` bytes, and where they begin in it. Nothing is taken."""
+        """A window that holds at least the next `nbytes` bytes, and where they begin
+        in it. Nothing is taken."""
         if self._at + nbytes > len(self._window):
             self._fill(nbytes, what)
         return self._window, self._at
@@ -178,7 +183,8 @@ class Cursor:
         self._window = b"".join(pieces)
         if have < nbytes:
             raise FormatError(
-                f"truncated: the file ends inside {what} (it had {self.file_nbytes} bytes when it was opened)",
+                f"truncated: the file ends inside {what} (it had {self.file_nbytes} bytes when it was "
+                "opened)",
                 filename=self.path,
                 offset=self._base + have,
             )
@@ -215,8 +221,8 @@ def read_exactly(source: Source, path: str, nbytes: int, offset: int, what: str)
 
 @record
 class Format:
-    """A format that is told by its first bytes (`magic.HEAD` of them, or all): `claims` decides. `reader` is the name of a module of this
-    package with `read(source, path, file_nbytes) -> Header`.
+    """A format that is told by its first bytes (`magic.HEAD` of them, or all): `claims` decides. `reader` is
+    the name of a module of this package with `read(source, path, file_nbytes) -> Header`.
     """
 
     name: str
@@ -237,7 +243,8 @@ FORMATS: tuple[Format, ...] = (
     Format("npz", magic.is_npz, "npz"),
     Format("PyTorch checkpoint", magic.is_checkpoint, "checkpoint"),
 )
-"""Every format with a signature. safetensors has none: it is what a file is taken for that begins like no other."""
+"""Every format with a signature. safetensors has none: it is what a file is taken for
+that begins like no other."""
 
 
 def format_of(head: bytes) -> Format | None:

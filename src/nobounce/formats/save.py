@@ -33,19 +33,22 @@ def save(
 ) -> Receipt:
     """Write `tensors` as safetensors; returns the Receipt of all bytes, headers included.
 
-    A tensor is a nobounce Tensor or Buffer, a numpy array, a torch tensor, or any object with DLPack, the CUDA array interface or the
-    buffer protocol, on any device and with any strides and byte order; bytes without a type are U8. `metadata` is kept in the header
-    (transformers wants {"format": "pt"} there). With `max_shard_nbytes`, `path` is a folder, made if it is not there: files of at most
-    so many bytes of tensors (one larger tensor has a file of its own), and an index that names them; else `path` is a file. With
-    `checksums`, the metadata gets XXH3-64 sums of all bytes, which `nobounce verify` checks; this needs the xxhash package. With
-    `fsync`, data and names are on the disk when the call returns; without, a crash of the machine, not of the process, may lose them.
-    `progress(backend, nbytes)` is called as bytes are written. The memory must not change meanwhile. A file that is replaced keeps its
-    mode; a new one gets 0666 less the umask.
+    A tensor is a nobounce Tensor or Buffer, a numpy array, a torch tensor, or any object with DLPack, the
+    CUDA array interface or the buffer protocol, on any device and with any strides and byte order; bytes
+    without a type are U8. `metadata` is kept in the header (transformers wants {"format": "pt"} there).
+    With `max_shard_nbytes`, `path` is a folder, made if it is not there: files of at most so many bytes of
+    tensors (one larger tensor has a file of its own), and an index that names them; else `path` is a file.
+    With `checksums`, the metadata gets XXH3-64 sums of all bytes, which `nobounce verify` checks; this
+    needs the xxhash package. With `fsync`, data and names are on the disk when the call returns; without, a
+    crash of the machine, not of the process, may lose them. `progress(backend, nbytes)` is called as bytes
+    are written. The memory must not change meanwhile. A file that is replaced keeps its mode; a new one
+    gets 0666 less the umask.
 
-    Raises ArgumentError for a tensor that cannot be saved, by name (shared memory, a type that safetensors lacks, `__metadata__`),
-    TypeError for a name that is no str or a value that is no memory; FileError for a path that cannot be written and for a full
-    disk; BusyError where another process saves into the folder; TransferError, OutOfMemoryError; UnavailableError for checksums without
-    xxhash. After an error the old file, or the old set, is as it was, and nothing else is left.
+    Raises ArgumentError for a tensor that cannot be saved, by name (shared memory, a type that safetensors
+    lacks, `__metadata__`), TypeError for a name that is no str or a value that is no memory; FileError for a
+    path that cannot be written and for a full disk; BusyError where another process saves into the folder;
+    TransferError, OutOfMemoryError; UnavailableError for checksums without xxhash. After an error the old
+    file, or the old set, is as it was, and nothing else is left.
     """
     name = check_path(path)
     texts = check_metadata(metadata)
@@ -83,7 +86,8 @@ def save_sources(
         raise FileError.because(
             path,
             errno.EISDIR,
-            "is a folder: name a file in it, or give the size of a shard (max_shard_nbytes=) to write a set of files",
+            "is a folder: name a file in it, or give the size of a shard (max_shard_nbytes=) to write a set "
+            "of files",
         )
     with no_collection():
         layout = lay_out(found, metadata, path, sums=sums)
@@ -93,7 +97,8 @@ def save_sources(
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The metadata, checked. Raises TypeError for anything but text to text, ArgumentError for text that has no UTF-8."""
+    """The metadata, checked. Raises TypeError for anything but text to text, ArgumentError
+    for text that has no UTF-8."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):

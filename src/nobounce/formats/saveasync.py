@@ -29,10 +29,11 @@ _log = logging.getLogger("nobounce")
 
 
 class SaveTransfer:
-    """A save under way. Dropping it loses nothing: the save goes on, and a process does not end before it has.
+    """A save under way. Dropping it loses nothing: the save goes on, and a process
+    does not end before it has.
 
-    `staged` is set when the tensors' memory may be written again: when it is copied, or written; also where the save has failed. What was
-    saved, or why it was not, `result` tells.
+    `staged` is set when the tensors' memory may be written again: when it is copied, or written; also where
+    the save has failed. What was saved, or why it was not, `result` tells.
     """
 
     staged: threading.Event
@@ -48,12 +49,14 @@ class SaveTransfer:
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """Wait for the end and return the Receipt. Raises what `save` raises, and TransferTimeoutError after `timeout` seconds."""
+        """Wait for the end and return the Receipt. Raises what `save` raises, and TransferTimeoutError
+        after `timeout` seconds."""
         self._wait(timeout)
         return self._future.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and return the error, or None. Raises TransferTimeoutError after `timeout` seconds."""
+        """Wait for the end and return the error, or None. Raises TransferTimeoutError
+        after `timeout` seconds."""
         self._wait(timeout)
         return self._future.exception()
 
@@ -111,12 +114,14 @@ def save_async(
 ) -> SaveTransfer:
     """Save as `save` does, on a thread of its own; returns at once a SaveTransfer.
 
-    The tensors must not be written to before `transfer.staged` is set. With `copy`, that is when copies of them are on the host, in
-    `memory_budget` bytes at most (default: a quarter of this process's memory): what does not fit is written first, from where it is.
-    Without `copy`, their memory is leased until all is written, and nothing is copied but what must be gathered. Meanwhile closing a
-    Buffer that is saved raises BusyError.
+    The tensors must not be written to before `transfer.staged` is set. With `copy`, that is when copies
+    of them are on the host, in `memory_budget` bytes at most (default: a quarter of this process's
+    memory): what does not fit is written first, from where it is. Without `copy`, their memory is leased
+    until all is written, and nothing is copied but what must be gathered. Meanwhile closing a Buffer that
+    is saved raises BusyError.
 
-    What is wrong with the tensors and the metadata is raised now, as by `save`; all else comes out of the SaveTransfer.
+    What is wrong with the tensors and the metadata is raised now, as by `save`; all else comes
+    out of the SaveTransfer.
     """
     name, texts = check_path(path), check_metadata(metadata)
     if checksums:

@@ -1,7 +1,7 @@
 """One safetensors file, written whole or not at all.
 
-The file has no name, or a temporary one where the file system wants it so, until every byte of it is on the disk (`nobounce.outfile`).
-The header is written last.
+The file has no name, or a temporary one where the file system wants it so, until every byte of it is on the
+disk (`nobounce.outfile`). The header is written last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from nobounce.io.receipt import Receipt, merge_segments, total
 
 
 def write_file(layout: Layout, path: str, *, fsync: bool, hooks: Hooks) -> Receipt:
-    """Write what was laid out, and give it its name once it is whole. Raises as `save` does, and what a hook raises."""
+    """Write what was laid out, and give it its name once it is whole. Raises as `save`
+    does, and what a hook raises."""
     begin = THREADS.now()
     with outfile.create(path, whole=True) as out:
         check_room(out.folder, path, layout.nbytes)
@@ -68,7 +69,8 @@ def _write(file: File, layout: Layout, hooks: Hooks) -> list[Receipt]:
 
 
 def check_room(folder: str, path: str, nbytes: int) -> None:
-    """Raise FileError where the file system of a folder has no room for so many bytes at `path`. One that does not say is believed."""
+    """Raise FileError where the file system of a folder has no room for so many bytes at `path`. One that
+    does not say is believed."""
     with named_errors(path, "write", outfile.CURES):
         status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize

@@ -1,11 +1,12 @@
 """A set of shards with an index: at any moment the index names one whole set.
 
-Shards never replace one another: each save gives its own a new generation, eight random hexadecimal digits in their names. The index is
-replaced last, in one step. Then the shards that the old index named are removed, and those of saves that were killed, which are told by
-their names: one process saves into a folder at a time, and holds a flock(2) on it that goes with the process.
+Shards never replace one another: each save gives its own a new generation, eight random hexadecimal digits in
+their names. The index is replaced last, in one step. Then the shards that the old index named are removed,
+and those of saves that were killed, which are told by their names: one process saves into a folder at a time,
+and holds a flock(2) on it that goes with the process.
 
-Nothing outside of the folder is written or removed: an index that is a link is refused, and shards that an old index names in folders
-below stay.
+Nothing outside of the folder is written or removed: an index that is a link is refused, and shards that an
+old index names in folders below stay.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def save_set(
 
 
 def split(found: Sequence[Source], most: int) -> list[list[Source]]:
-    """The tensors in the order of the mapping, cut where a shard would have more than `most` bytes of them. Pure."""
+    """The tensors in the order of the mapping, cut where a shard would have more than
+    `most` bytes of them. Pure."""
     groups: list[list[Source]] = [[]]
     nbytes = 0
     for source in found:
@@ -119,7 +121,8 @@ def _named(
 
 
 def _index_of(shards: Sequence[_Shard], path: str) -> bytes:
-    """The text of the index. Raises ArgumentError where no reader would take it: no tensors, or more than 100 MB of names."""
+    """The text of the index. Raises ArgumentError where no reader would take it: no tensors, or
+    more than 100 MB of names."""
     placed = [(p.source, shard.name) for shard in shards for p in shard.layout.placed]
     document = {
         "metadata": {"total_size": sum(source.nbytes for source, _ in placed)},
@@ -141,7 +144,8 @@ def _index_of(shards: Sequence[_Shard], path: str) -> bytes:
 
 @contextlib.contextmanager
 def _folder(folder: str, fsync: bool) -> Iterator[int]:
-    """A descriptor of the folder, made if it is not there, while no other process saves into it. A folder that was made for nothing goes.
+    """A descriptor of the folder, made if it is not there, while no other process saves into it. A folder
+    that was made for nothing goes.
 
     Raises FileError, BusyError.
     """

@@ -1,8 +1,8 @@
 """What is wanted of a model: tensors by name, boxes of them, and the runs of a file that bring these. Pure.
 
-A gap between two wanted tensors is read too where that is cheaper than to leave it out: each run costs a request, and the gap the bytes
-of one. It may not be longer than `GAP_NBYTES`, nor than what is read on either side of it, so that no more is read for nothing than for
-something.
+A gap between two wanted tensors is read too where that is cheaper than to leave it out: each run costs a
+request, and the gap the bytes of one. It may not be longer than `GAP_NBYTES`, nor than what is read on either
+side of it, so that no more is read for nothing than for something.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from nobounce.formats.tensorinfo import Header, TensorInfo
 
 Names = str | Iterable[str] | Callable[[str], bool] | None
 Slices = Mapping[str, Sequence[tuple[int, int] | None]]
-"""By name: for each dimension (start, stop), or None for all of it. Dimensions that are left out at the end are whole."""
+"""By name: for each dimension (start, stop), or None for all of it. Dimensions that are left
+out at the end are whole."""
 
 GAP_NBYTES = 128 << 10
-"""As long as a thread needs to begin another request: 30 us of Python, in which the page cache gives 300 KB and a disk of 2.6 GiB/s, which
-serves 92,000 requests a second, 30 KB."""
+"""As long as a thread needs to begin another request: 30 us of Python, in which the page cache gives 300 KB
+and a disk of 2.6 GiB/s, which serves 92,000 requests a second, 30 KB."""
 ALWAYS_NBYTES = 4096
 """Gaps that are never worth a request of their own."""
 
 
 class Wanted(NamedTuple):
-    """One tensor, or a box of one: `shape` is the box's. Bytes [start, end) of the data section hold it; it is all of them unless `box`
-    says which indices of each dimension of `whole` it has."""
+    """One tensor, or a box of one: `shape` is the box's. Bytes [start, end) of the data section hold it; it
+    is all of them unless `box` says which indices of each dimension of `whole` it has."""
 
     name: str
     dtype: DType
@@ -48,7 +49,8 @@ class Wanted(NamedTuple):
 
 
 def chosen(known: Iterable[str], names: Names) -> set[str] | None:
-    """The names that `names` means, None for all. Raises ArgumentError for names that are not known and a pattern without a match."""
+    """The names that `names` means, None for all. Raises ArgumentError for names that are not known and a
+    pattern without a match."""
     if names is None:
         return None
     if callable(names):
@@ -68,7 +70,8 @@ def chosen(known: Iterable[str], names: Names) -> set[str] | None:
 
 
 def wanted(header: Header, names: set[str] | None, slices: Slices) -> list[Wanted]:
-    """What is wanted of one file, in its order. Raises ArgumentError for a box that does not fit its tensor."""
+    """What is wanted of one file, in its order. Raises ArgumentError for a box that
+    does not fit its tensor."""
     return [
         _wanted(info, slices.get(info.name))
         for info in header.tensors.values()
@@ -86,7 +89,8 @@ def _wanted(info: TensorInfo, box: Sequence[tuple[int, int] | None] | None) -> W
         return plain
     if info.dtype.bits < 8:
         raise ArgumentError(
-            f"tensor {printable(clip(info.name))!r}: {info.dtype.name} packs elements into bytes and cannot be cut"
+            f"tensor {printable(clip(info.name))!r}: {info.dtype.name} packs elements into bytes and cannot "
+            "be cut"
         )
     size = info.dtype.bits // 8
     if not prod(shape):
@@ -121,8 +125,8 @@ class Run(NamedTuple):
 
 
 def runs(ranges: Iterable[tuple[int, int]], grain: int) -> list[Run]:
-    """What to read for these ranges of a file, which are in its order, and where it goes in one slab. `grain` is the alignment of direct
-    requests in bytes, a power of two."""
+    """What to read for these ranges of a file, which are in its order, and where it goes in one slab. `grain`
+    is the alignment of direct requests in bytes, a power of two."""
     spans: list[list[int]] = []  # begin, end, first and last wanted byte
     for first, last in ranges:
         if first == last:

@@ -14,7 +14,8 @@ INDEX_SUFFIX = ".bin.index.json"
 _SUFFIXES = (".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz")
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 _MAIN = "pytorch_model.bin"
-"""The model among the .bin, .pt and .pth files that training leaves in a folder (huggingface.co/docs/transformers)."""
+"""The model among the .bin, .pt and .pth files that training leaves in a folder
+(huggingface.co/docs/transformers)."""
 
 
 def numbered(name: str) -> list[str]:
@@ -27,7 +28,8 @@ def numbered(name: str) -> list[str]:
 
 
 def models_among(names: Iterable[str], folder: str) -> dict[str, list[str]]:
-    """The models among the files of a folder: how a message names each, and its files in order, missing ones too."""
+    """The models among the files of a folder: how a message names each, and its files in
+    order, missing ones too."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.startswith(".") or not name.endswith((*_SUFFIXES, INDEX_SUFFIX)):
@@ -56,8 +58,8 @@ def first_of_split(path: str) -> list[str]:
 def verify_split(headers: Sequence[Header]) -> tuple[str, ...]:
     """Check that the files of a split GGUF belong together and are all there; warnings. Pure.
 
-    FormatError where the keys split.no, split.count and split.tensors.count of several files say otherwise. A split that is loaded
-    alone is warned of.
+    FormatError where the keys split.no, split.count and split.tensors.count of several files say otherwise. A
+    split that is loaded alone is warned of.
     """
     if not any("split.count" in h.metadata for h in headers if h.format == "GGUF"):
         return ()
@@ -68,7 +70,8 @@ def verify_split(headers: Sequence[Header]) -> tuple[str, ...]:
         which = _number(headers[0], "split.no")
         number = "?" if which is None else which + 1
         return (
-            f"split {number} of {total} of a GGUF model: name the first one, ...-00001-of-{total:05d}.gguf, to load all",
+            f"split {number} of {total} of a GGUF model: name the first one, ...-00001-of-{total:05d}.gguf, "
+            "to load all",
         )
     numbers = {_number(h, "split.no"): h for h in headers}
     for header in headers:

@@ -1,7 +1,9 @@
-"""What is done to the bytes of a file after their arrival: misaligned tensors move, big-endian numbers turn, strided tensors are copied.
+"""What is done to the bytes of a file after their arrival: misaligned tensors move, big-endian numbers turn,
+strided tensors are copied.
 
-Files that need none of it, which are nearly all, pay nothing. Moves are made by the device. Turning and copying are the host's work: on a
-GPU the bytes go to the host and back, in pieces of `SCRATCH` bytes where they can.
+Files that need none of it, which are nearly all, pay nothing. Moves are made by the device.
+Turning and copying are the host's work: on a GPU the bytes go to the host and back, in pieces of
+`SCRATCH` bytes where they can.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def swap(slab: Buffer, swaps: Iterable[Swap]) -> None:
 
 
 def check_copies(header: Header) -> None:
-    """FormatError where copies of a file's strided tensors, which nobounce.Tensor needs, would take more than its data section: a tensor
-    that was expanded may stand for any number of elements.
+    """FormatError where copies of a file's strided tensors, which nobounce.Tensor needs, would take more than
+    its data section: a tensor that was expanded may stand for any number of elements.
     """
     left = header.data_nbytes
     for name, detail in header.details.items():
@@ -61,8 +63,10 @@ def check_copies(header: Header) -> None:
             left -= header.nbytes_of(info)
             if left < 0:
                 raise FormatError(
-                    f"its strides {clip(str(list(detail.strides)))} repeat elements, so a contiguous copy may take more than the file: "
-                    'load it with framework="torch" or framework="numpy", which keep strides, or save it with .contiguous()',
+                    f"its strides {clip(str(list(detail.strides)))} repeat elements, so a contiguous copy "
+                    "may take more than the file: "
+                    'load it with framework="torch" or framework="numpy", which keep strides, or save it '
+                    "with .contiguous()",
                     filename=header.path,
                     tensor=name,
                     offset=header.data_offset + info.start,
@@ -78,8 +82,8 @@ def strided(
     framework: Literal["numpy", "torch"] | None,
     shared_storage: bool = False,
 ) -> Any:
-    """The tensor of `shape` whose first element lies at `offset` of the slab; `strides` count elements. A nobounce.Tensor, being
-    C-contiguous, is a copy; an array or a torch tensor looks at the slab.
+    """The tensor of `shape` whose first element lies at `offset` of the slab; `strides` count elements. A
+    nobounce.Tensor, being C-contiguous, is a copy; an array or a torch tensor looks at the slab.
     """
     if framework == "torch":
         span = _span(shape, strides)

@@ -1,7 +1,7 @@
 """A model's first allocation, made while its header is read.
 
-Allocating 8 GiB takes a GPU 3 to 4 ms, 0.4 right after as much was freed (benchmarks/README.md); reading and checking a header
-takes 1 to 3. The first 8 bytes of a file say how much memory it will want.
+Allocating 8 GiB takes a GPU 3 to 4 ms, 0.4 right after as much was freed (benchmarks/README.md); reading and
+checking a header takes 1 to 3. The first 8 bytes of a file say how much memory it will want.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 LEAST_NBYTES = 64 << 20
 """Bytes below which a file is loaded before another thread were worth waking."""
 GRAIN = 64 << 10
-"""The largest alignment of direct requests that a slab made ahead allows for: what the file wants is not known yet."""
+"""The largest alignment of direct requests that a slab made ahead allows for: what the
+file wants is not known yet."""
 AWAKE_SECONDS = 1e-3
-"""How long to wait for that thread: it takes a tenth, and one that is not there by then is not waited for again."""
+"""How long to wait for that thread: it takes a tenth, and one that is not there by then
+is not waited for again."""
 
 
 class SlabAhead:
-    """Memory of `device` for the first file of a model, and for any other on demand; a unit of work for the engine's pool."""
+    """Memory of `device` for the first file of a model, and for any other on demand; a unit of
+    work for the engine's pool."""
 
     tickets = 1
 
@@ -44,7 +47,8 @@ class SlabAhead:
         self._closed = False
 
     def begin(self, data_offset: int, file_nbytes: int) -> None:
-        """Allocate for a file whose data section begins at `data_offset`, on another thread; nothing is raised."""
+        """Allocate for a file whose data section begins at `data_offset`, on another
+        thread; nothing is raised."""
         first, end = extent(data_offset, file_nbytes, GRAIN)
         if not self._useful or self._state != "idle" or end - first < LEAST_NBYTES:
             return
@@ -54,12 +58,14 @@ class SlabAhead:
         except (RuntimeError, MemoryError):
             self._withdraw()
             return
-        # A header is checked without ever letting go of the interpreter: a thread that is not awake by then would wait for that.
+        # A header is checked without ever letting go of the interpreter: a thread that is not awake by
+        # then would wait for that.
         with self._changed.mutex:
             self._changed.wait_for(lambda: self._state != "offered", AWAKE_SECONDS)
 
     def work(self) -> None:
-        """What the pool's thread does. Whoever takes the memory allocates again where this failed, and says why."""
+        """What the pool's thread does. Whoever takes the memory allocates again where
+        this failed, and says why."""
         with self._changed.mutex:
             if self._state != "offered":
                 return
@@ -79,8 +85,8 @@ class SlabAhead:
                 unwanted.close()
 
     def take(self, nbytes: int) -> Buffer:
-        """A slab of at least so many bytes: the one made ahead where it is just large enough. What torch keeps unused on a GPU is
-        given back before memory is short. Raises as `Device.allocate`."""
+        """A slab of at least so many bytes: the one made ahead where it is just large enough. What torch
+        keeps unused on a GPU is given back before memory is short. Raises as `Device.allocate`."""
         slab = self._made()
         if slab is not None:
             if nbytes <= slab.nbytes < nbytes + 2 * GRAIN:
@@ -97,7 +103,8 @@ class SlabAhead:
         """Nothing uses what `take` returned."""
 
     def close(self) -> None:
-        """Give back what nobody has taken, also what is being allocated where an interrupt ends the wait for it."""
+        """Give back what nobody has taken, also what is being allocated where an
+        interrupt ends the wait for it."""
         self._closed = True
         slab = self._made()
         if slab is not None:
@@ -110,7 +117,8 @@ class SlabAhead:
                 self._state = "over"
 
     def _made(self) -> Buffer | None:
-        """What was made. A thread that has not begun by now is not waited for: all may be busy with something slow."""
+        """What was made. A thread that has not begun by now is not waited for: all may be
+        busy with something slow."""
         self._withdraw()
         with self._changed.mutex:
             self._changed.wait_for(lambda: self._state != "allocating")

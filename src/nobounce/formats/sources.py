@@ -1,9 +1,10 @@
 """Tensors to be saved, whatever library they come from: a dtype, a shape, and where their bytes are.
 
-No framework is imported to recognise its tensors. The elements of a file lie in C order and little-endian. What lies so in memory
-already is written, or copied, as it is; transposed, sliced, Fortran-ordered, channels-last and big-endian memory of the host is
-brought into that order piece by piece (`fill`), so that a large one needs no second copy of itself. The elements are copied as plain
-integers of their size: no NaN changes its bits.
+No framework is imported to recognise its tensors. The elements of a file lie in C order and
+little-endian. What lies so in memory already is written, or copied, as it is; transposed, sliced,
+Fortran-ordered, channels-last and big-endian memory of the host is brought into that order piece by piece
+(`fill`), so that a large one needs no second copy of itself. The elements are copied as plain integers of
+their size: no NaN changes its bits.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ _KNOWN: dict[Any, DType] = {}
 """The types of arrays met so far: to ask numpy for a type's name takes microseconds."""
 _CPU = "cpu"
 _HARD = 100_000
-"""How much of a riddle numpy may solve to tell whether two strided arrays have an element in common; what is harder counts as shared."""
+"""How much of a riddle numpy may solve to tell whether two strided arrays have an element in common; what is
+harder counts as shared."""
 
 
 @dataclass(slots=True)
 class Source:
     """One tensor to be saved.
 
-    Attributes: `name`, `dtype`, `shape` (in elements, as the file counts them), `nbytes`; `device`, where the memory is; `start` and `stop`,
-    the addresses between which it lies (0 for an empty tensor); `array`, on the host: a flat uint8 array where the bytes lie as in the
-    file, else an array of the tensor's dimensions; `fetch`, elsewhere: makes the contiguous Buffer.
+    Attributes: `name`, `dtype`, `shape` (in elements, as the file counts them), `nbytes`; `device`, where the
+    memory is; `start` and `stop`, the addresses between which it lies (0 for an empty tensor); `array`, on
+    the host: a flat uint8 array where the bytes lie as in the file, else an array of the tensor's dimensions;
+    `fetch`, elsewhere: makes the contiguous Buffer.
     """
 
     name: str
@@ -64,15 +67,17 @@ class Source:
         return max(1, self.dtype.bits // 8)
 
     def buffer(self) -> Buffer:
-        """The bytes as a Buffer, in the order of the file. Only for contiguous ones and for those of devices."""
+        """The bytes as a Buffer, in the order of the file. Only for contiguous ones
+        and for those of devices."""
         return self.fetch() if self.fetch is not None else as_buffer(self.array, write=False)
 
 
 def sources(tensors: Mapping[str, Any]) -> list[Source]:
     """Every tensor of a mapping, checked.
 
-    Raises ArgumentError, or TypeError where a name is no str and a value no memory, naming the tensor: a type that safetensors cannot hold,
-    the reserved name `__metadata__`, two names for the same memory, bytes that a failed read left undefined.
+    Raises ArgumentError, or TypeError where a name is no str and a value no memory, naming the tensor: a type
+    that safetensors cannot hold, the reserved name `__metadata__`, two names for the same memory, bytes that
+    a failed read left undefined.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors is a mapping of names to tensors, not {type(tensors).__name__}")
@@ -91,7 +96,8 @@ def sources(tensors: Mapping[str, Any]) -> list[Source]:
 
 
 def fill(target: Any, source: Source, start: int, stop: int) -> None:
-    """Copy bytes [start, stop) of a tensor of the host, as the file has them, into a flat uint8 array. Both are whole elements."""
+    """Copy bytes [start, stop) of a tensor of the host, as the file has them, into a flat uint8 array.
+    Both are whole elements."""
     import numpy as np
 
     if source.contiguous:
@@ -102,7 +108,8 @@ def fill(target: Any, source: Source, start: int, stop: int) -> None:
 
 
 def _copy(target: Any, array: Any, first: int, last: int) -> None:
-    """Elements [first, last) of an array, counted in C order: whole rows at once, and what is left of a row by itself."""
+    """Elements [first, last) of an array, counted in C order: whole rows at once, and what is
+    left of a row by itself."""
     import numpy as np
 
     if last - first == array.size:
@@ -327,7 +334,8 @@ def _no_such_type(name: str) -> NoReturn:
 
 
 def _check_shared(found: Iterable[Source]) -> None:
-    """Raise ArgumentError where two tensors have bytes in common: a file has each byte once, and a load would part them in silence."""
+    """Raise ArgumentError where two tensors have bytes in common: a file has each byte once, and a load
+    would part them in silence."""
     by_place: dict[str, list[Source]] = {}
     for source in found:
         if source.nbytes:
@@ -340,7 +348,8 @@ def _check_shared(found: Iterable[Source]) -> None:
             for other in reaching:
                 if _share(other, source):
                     raise ArgumentError(
-                        f"{_tensor(other.name)} and {_tensor(source.name)} share memory: leave one of them out, or save a copy of it"
+                        f"{_tensor(other.name)} and {_tensor(source.name)} share memory: leave one of them "
+                        "out, or save a copy of it"
                     )
             reaching.append(source)
 

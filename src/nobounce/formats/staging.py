@@ -1,7 +1,8 @@
 """Copies of tensors on the host, so that their own memory is free again before the copies are written.
 
-As many tensors as fit into a budget are copied, the last ones of the last file first: what does not fit is written from where it is, before
-them, and is free when that is done. A copy is an image of the file's own bytes, page for page, so large tensors are written straight from it.
+As many tensors as fit into a budget are copied, the last ones of the last file first: what does not fit is
+written from where it is, before them, and is free when that is done. A copy is an image of the file's own
+bytes, page for page, so large tensors are written straight from it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from nobounce.stream import Stream
 
 
 class Staging:
-    """Copies tensors within `budget` bytes, and calls `freed` once no tensor's own memory is needed any more."""
+    """Copies tensors within `budget` bytes, and calls `freed` once no tensor's own
+    memory is needed any more."""
 
     def __init__(self, budget: int, freed: Callable[[], None]) -> None:
         self._budget, self._freed = budget, freed
@@ -77,7 +79,8 @@ class Staging:
 
 
 def _copy(source: Source, memory: Buffer, view: Any, at: int, stream: Stream | None) -> Source:
-    """A tensor's bytes, as the file has them, at `at` of a buffer of the host; a device's come by its `stream`."""
+    """A tensor's bytes, as the file has them, at `at` of a buffer of the host; a
+    device's come by its `stream`."""
     end = at + source.nbytes
     if source.array is not None:
         fill(view[at:end], source, 0, source.nbytes)

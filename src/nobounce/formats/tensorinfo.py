@@ -1,8 +1,9 @@
 """A checked header: each tensor's place in a file, and the size that a dtype and a shape give.
 
-Every format's reader makes a Header, from which the loader plans. In safetensors each tensor is a C-contiguous range of its own, and a
-Header says nothing else. What other formats add is told beside: `details` of single tensors, and `blocks`, the ranges of the file that
-keep their inner layout because tensors share them.
+Every format's reader makes a Header, from which the loader plans. In safetensors each tensor is a
+C-contiguous range of its own, and a Header says nothing else. What other formats add is told beside:
+`details` of single tensors, and `blocks`, the ranges of the file that keep their inner layout
+because tensors share them.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class TensorInfo(NamedTuple):
 class Encoding(NamedTuple):
     """How a tensor's bytes encode its elements, where no dtype does: the tensor itself is bytes (U8).
 
-    `name` is the format's own ("Q4_K"); `shape` counts elements, the tensor's shape counts bytes; `block` elements take `block_nbytes`
-    bytes, along the last dimension; `byteorder` is that of the numbers inside a block.
+    `name` is the format's own ("Q4_K"); `shape` counts elements, the tensor's shape counts bytes;
+    `block` elements take `block_nbytes` bytes, along the last dimension; `byteorder` is that of
+    the numbers inside a block.
     """
 
     name: str
@@ -53,8 +55,8 @@ class Encoding(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """What a tensor has beside its place: `strides` in elements, where it is not C-contiguous (its range then reaches from its
-    first element to its last); `encoding`, where its bytes are quantised.
+    """What a tensor has beside its place: `strides` in elements, where it is not C-contiguous (its range then
+    reaches from its first element to its last); `encoding`, where its bytes are quantised.
     """
 
     strides: tuple[int, ...] | None = None
@@ -62,10 +64,11 @@ class Detail(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Bytes [start, end) of the data section that keep their inner layout: a tensor, or a storage that several tensors look at.
+    """Bytes [start, end) of the data section that keep their inner layout: a tensor, or a storage that
+    several tensors look at.
 
-    `align` is the alignment in bytes that its tensors want; `swap` the size in bytes of the numbers that are stored big-endian, 1 where
-    none are.
+    `align` is the alignment in bytes that its tensors want; `swap` the size in bytes of the numbers that are
+    stored big-endian, 1 where none are.
     """
 
     start: int
@@ -77,11 +80,13 @@ class Block(NamedTuple):
 class Header:
     """A header that has been checked.
 
-    Attributes: `path`; `file_nbytes`; `header_nbytes` (of safetensors: the JSON with its padding); `data_offset` (where the data section
-    begins in the file, of any alignment, case C70) and `data_end` (where it ends); `tensors` by name, in the order of the file or, of a
-    PyTorch checkpoint, of its dictionary; `metadata`; `warnings`, sentences about what is odd but allowed; `columns`, where a
-    large header was checked column by column: `tensors` is then made from them on first use; `format`, the format's name; `details` by
-    tensor; `blocks` in the order of the file and apart from each other, None where each tensor is its own.
+    Attributes: `path`; `file_nbytes`; `header_nbytes` (of safetensors: the JSON with its padding);
+    `data_offset` (where the data section begins in the file, of any alignment, case C70) and `data_end`
+    (where it ends); `tensors` by name, in the order of the file or, of a PyTorch checkpoint, of its
+    dictionary; `metadata`; `warnings`, sentences about what is odd but allowed; `columns`, where a large
+    header was checked column by column: `tensors` is then made from them on first use; `format`, the
+    format's name; `details` by tensor; `blocks` in the order of the file and apart from each other, None
+    where each tensor is its own.
     """
 
     __slots__ = (

@@ -1,10 +1,11 @@
 """A GPU's memory from torch's caching allocator, for tensors that torch will hold.
 
-So torch's accounting, its MemPools and what sleeps and wakes by them know of the memory, its cache is used again, and a cache that is in
-the way is emptied before memory is short. What it hands out may still be in use by work in torch's current stream, which `settle` waits
-for: the copies of a load are in streams of their own.
+So torch's accounting, its MemPools and what sleeps and wakes by them know of the memory, its cache is used
+again, and a cache that is in the way is emptied before memory is short. What it hands out may still be in use
+by work in torch's current stream, which `settle` waits for: the copies of a load are in streams of their own.
 
-While the current stream captures a graph none of this is done: the capture would own the memory, and waiting would end it.
+While the current stream captures a graph none of this is done: the capture would own the memory,
+and waiting would end it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class TorchMemory:
         self._stream = torch.cuda.current_stream(self._where)
 
     def take(self, nbytes: int) -> Buffer:
-        """`nbytes` bytes, given back to torch when nothing looks at them any more. OutOfMemoryError where torch, its cache emptied,
-        has no more."""
+        """`nbytes` bytes, given back to torch when nothing looks at them any more. OutOfMemoryError where
+        torch, its cache emptied, has no more."""
         torch = self._torch
         try:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self._where)
@@ -64,7 +65,8 @@ def torch_memory(device: Device) -> TorchMemory | None:
 
 
 def empty_cache() -> bool:
-    """Have torch, if the process uses it on a GPU, give back what it keeps unused; whether there is anything to be had by it."""
+    """Have torch, if the process uses it on a GPU, give back what it keeps unused; whether there is
+    anything to be had by it."""
     torch = sys.modules.get("torch")
     if torch is None or not getattr(getattr(torch, "cuda", None), "is_initialized", bool)():
         return False

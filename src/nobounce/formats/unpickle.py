@@ -1,9 +1,11 @@
-"""A pickle read as data: an interpreter of its opcodes that makes plain values and calls nothing but a short list of functions of ours.
+"""A pickle read as data: an interpreter of its opcodes that makes plain values and calls nothing but a short
+list of functions of ours.
 
-Python's own unpickler imports and calls what a pickle names, and takes memory that a few bytes ask for (a memo of 2^32 places, say). Here a
-name is looked up in a table, and a name that is not there ends the reading with that name; dictionaries stay lists of pairs,
-so that no key of a stranger is hashed; every opcode is charged for what it may cost. Opcodes: the binary ones of protocols 2 to 5
-(CPython's Lib/pickletools.py describes each).
+Python's own unpickler imports and calls what a pickle names, and takes memory that a few bytes ask for (a
+memo of 2^32 places, say). Here a name is looked up in a table, and a name that is not there ends the
+reading with that name; dictionaries stay lists of pairs, so that no key of a stranger is hashed; every
+opcode is charged for what it may cost. Opcodes: the binary ones of protocols 2 to 5 (CPython's
+Lib/pickletools.py describes each).
 """
 
 from __future__ import annotations
@@ -36,15 +38,17 @@ class Pairs:
 
 
 class Name(NamedTuple):
-    """Something that a pickle names: a function or class of the table, `call` being ours, or a value that stands for itself."""
+    """Something that a pickle names: a function or class of the table, `call` being ours, or a
+    value that stands for itself."""
 
     text: str
     call: Callable[[tuple[Any, ...]], Any] | None = None
 
 
 def unpickle(raw: bytes, names: Mapping[str, Name], persistent: Callable[[Any], Any], room: int) -> Any:
-    """The value of a pickle. `names` are what it may name ("collections.OrderedDict"), `persistent` makes the value of a persistent id, `room`
-    bounds the memory in bytes. Raises BadPickleError, also where a function of the table does.
+    """The value of a pickle. `names` are what it may name ("collections.OrderedDict"), `persistent` makes
+    the value of a persistent id, `room` bounds the memory in bytes. Raises BadPickleError, also where a
+    function of the table does.
     """
     machine = _Machine(raw, names, persistent)
     steps, costs, data = _STEPS, _COSTS, raw
@@ -244,7 +248,8 @@ class _Machine:
         found = self.names.get(text)
         if found is None:
             raise BadPickleError(
-                f"holds {clip(text, 100)!r}; only tensors of known types, containers and plain values are read"
+                f"holds {clip(text, 100)!r}; only tensors of known types, containers and plain values are "
+                "read"
             )
         self.stack.append(found)
 
@@ -297,17 +302,21 @@ def _last(count: int) -> _Step:
 
 _M = _Machine
 _OPCODES: dict[bytes, tuple[_Step, int]] = {
-    b"\x80": (_M.protocol, 8), b"\x95": (_M.frame, 8), b"(": (_M.mark, 80), b"0": (_M.pop, 8), b"1": (_M.pop_mark, 8),
-    b"2": (_M.double, 16), b"N": (_constant(None), 16), b"\x88": (_constant(True), 16), b"\x89": (_constant(False), 16),
-    b"J": (_M.signed, 48), b"K": (_M.byte, 16), b"M": (_unsigned(2), 48), b"\x8a": (_M.long, 60), b"\x8b": (_M.longer, 60), b"G": (_M.make_float, 40),
-    b"X": (_text(4, True), 90), b"\x8c": (_text(1, True), 90), b"\x8d": (_text(8, True), 90), b"U": (_text(1, True), 90), b"T": (_text(4, True), 90),
-    b"B": (_text(4, False), 60), b"C": (_text(1, False), 60), b"\x8e": (_text(8, False), 60), b"\x96": (_text(8, False), 60),
-    b")": (_constant(()), 16), b"t": (_M.make_tuple, 70), b"\x85": (_last(1), 70), b"\x86": (_last(2), 70), b"\x87": (_last(3), 70),
-    b"]": (_made(list), 100), b"l": (_M.make_list, 100), b"a": (_M.append, 16), b"e": (_M.extend, 16),
-    b"}": (_made(Pairs), 130), b"d": (_M.make_dict, 130), b"s": (_M.set_item, 80), b"u": (_M.set_items, 80),
-    b"\x8f": (_made(list), 100), b"\x90": (_M.extend, 16), b"\x91": (_M.make_list, 100),
-    b"c": (_M.name, 16), b"\x93": (_M.name_from_stack, 16), b"R": (_M.reduce, 200), b"\x81": (_M.reduce, 200), b"b": (_M.build, 8), b"Q": (_M.persist, 200),
-    b"q": (_M.put, 110), b"r": (_M.put_long, 140), b"\x94": (_M.memoize, 140), b"h": (_M.get, 16), b"j": (_M.get_long, 16),
+    b"\x80": (_M.protocol, 8), b"\x95": (_M.frame, 8), b"(": (_M.mark, 80), b"0": (_M.pop, 8),
+    b"1": (_M.pop_mark, 8), b"2": (_M.double, 16), b"N": (_constant(None), 16),
+    b"\x88": (_constant(True), 16), b"\x89": (_constant(False), 16), b"J": (_M.signed, 48),
+    b"K": (_M.byte, 16), b"M": (_unsigned(2), 48), b"\x8a": (_M.long, 60), b"\x8b": (_M.longer, 60),
+    b"G": (_M.make_float, 40), b"X": (_text(4, True), 90), b"\x8c": (_text(1, True), 90),
+    b"\x8d": (_text(8, True), 90), b"U": (_text(1, True), 90), b"T": (_text(4, True), 90),
+    b"B": (_text(4, False), 60), b"C": (_text(1, False), 60), b"\x8e": (_text(8, False), 60),
+    b"\x96": (_text(8, False), 60), b")": (_constant(()), 16), b"t": (_M.make_tuple, 70),
+    b"\x85": (_last(1), 70), b"\x86": (_last(2), 70), b"\x87": (_last(3), 70), b"]": (_made(list), 100),
+    b"l": (_M.make_list, 100), b"a": (_M.append, 16), b"e": (_M.extend, 16), b"}": (_made(Pairs), 130),
+    b"d": (_M.make_dict, 130), b"s": (_M.set_item, 80), b"u": (_M.set_items, 80), b"\x8f": (_made(list), 100),
+    b"\x90": (_M.extend, 16), b"\x91": (_M.make_list, 100), b"c": (_M.name, 16),
+    b"\x93": (_M.name_from_stack, 16), b"R": (_M.reduce, 200), b"\x81": (_M.reduce, 200), b"b": (_M.build, 8),
+    b"Q": (_M.persist, 200), b"q": (_M.put, 110), b"r": (_M.put_long, 140), b"\x94": (_M.memoize, 140),
+    b"h": (_M.get, 16), b"j": (_M.get_long, 16),
 }  # fmt: skip
 """What each opcode does, and the bytes of memory that it is charged."""
 

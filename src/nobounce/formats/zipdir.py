@@ -1,8 +1,10 @@
-"""The directory of a zip archive, for archives whose members are stored as they are (PKWARE's APPNOTE.TXT 6.3, sections 4.3 and 4.4).
+"""The directory of a zip archive, for archives whose members are stored as they are (PKWARE's APPNOTE.TXT
+6.3, sections 4.3 and 4.4).
 
-The end of the file says where the central directory lies, the directory names each member and where its local header is, and behind that
-lie the member's bytes: of a stored one, the bytes of the file. Archives that a reader may understand in two ways are refused: bytes in front
-of the archive or behind it, a name given twice, a local header that names another member.
+The end of the file says where the central directory lies, the directory names each member and where its local
+header is, and behind that lie the member's bytes: of a stored one, the bytes of the file. Archives that a
+reader may understand in two ways are refused: bytes in front of the archive or behind it, a name given twice,
+a local header that names another member.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class Archive:
             raise self.bad("an archive in several parts; join them", offset=end)
         if offset + nbytes != end:
             raise self.bad(
-                f"the directory [{offset}, {offset + nbytes}) does not end where it should, at {end}: bytes were put in front of "
+                f"the directory [{offset}, {offset + nbytes}) does not end where it should, at {end}: bytes "
+                "were put in front of "
                 f"the archive, or it is damaged; {magic.AGAIN}",
                 offset=end,
             )
@@ -96,7 +99,8 @@ class Archive:
         return offset, nbytes, count
 
     def _end64(self, end: int) -> tuple[int, ...] | None:
-        """The same fields from the larger record of an archive that needs one, and where that begins; None where there is none."""
+        """The same fields from the larger record of an archive that needs one, and where that begins;
+        None where there is none."""
         if end < _END64_AT.size:
             return None
         raw = read_exactly(

@@ -8,4 +8,5 @@ from nobounce.errors import TransferCancelledError
 
 
 class AwaitedCancelledError(TransferCancelledError, asyncio.CancelledError):
-    """An awaited transfer was cancelled. To asyncio it is what a cancelled Future raises: the task ends as cancelled."""
+    """An awaited transfer was cancelled. To asyncio it is what a cancelled Future raises:
+    the task ends as cancelled."""

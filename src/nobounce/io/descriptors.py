@@ -30,7 +30,8 @@ def check_kind(mode: int, name: str) -> None:
         raise FileError.from_oserror(IsADirectoryError(errno.EISDIR, ""), name, "open")
     kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "character device"
     raise FileError(
-        f"{printable(name)}: is a {kind}, which has no offsets to read or write at: use a regular file or a block device",
+        f"{printable(name)}: is a {kind}, which has no offsets to read or write at: use a regular file or a "
+        "block device",
         errno.ESPIPE,
         name,
     )
@@ -48,7 +49,8 @@ def flavour_of(fd: int) -> str:
 
 
 def duplicator(fd: int) -> Callable[[], int]:
-    """What makes another number for the same open file, not inherited by programs that are started. It raises OSError."""
+    """What makes another number for the same open file, not inherited by programs that are
+    started. It raises OSError."""
     import fcntl
 
     return functools.partial(fcntl.fcntl, fd, fcntl.F_DUPFD_CLOEXEC, 0)
@@ -60,7 +62,8 @@ def nbytes_of(fd: int, status: os.stat_result) -> int:
 
 
 def sized(fd: int, known: FileFacts, last: tuple[FileFacts, FileFacts] | None) -> tuple[FileFacts, FileFacts]:
-    """What is known of a file, and the same with its size of now and whether it has holes now; `last` is what this returned before."""
+    """What is known of a file, and the same with its size of now and whether it has holes now; `last` is
+    what this returned before."""
     status = os.fstat(fd)
     nbytes = nbytes_of(fd, status)
     sparse = known.sparse or (known.kind == "regular" and status.st_blocks * 512 < status.st_size)

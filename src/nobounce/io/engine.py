@@ -1,7 +1,8 @@
 """The process's pool of I/O threads, lazily made, bounded, and made anew in a forked child.
 
-A waiting caller works too, so a small transfer never changes threads. Threads start when work is waiting and nobody is
-idle: many streams held at their gates cost nothing, and N transfers under way at once do not queue behind each other.
+A waiting caller works too, so a small transfer never changes threads. Threads start when work is waiting
+and nobody is idle: many streams held at their gates cost nothing, and N transfers under way at once do not
+queue behind each other.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ class Engine:
     def run(self, job: Job) -> None:
         """Carry the job out and return when it is done.
 
-        The caller's thread works too, unless others are at work as well and a signal may interrupt this one at any
-        moment: then it only waits, and an interrupt stops the job without leaving a chunk unaccounted for.
+        The caller's thread works too, unless others are at work as well and a signal may interrupt
+        this one at any moment: then it only waits, and an interrupt stops the job without leaving
+        a chunk unaccounted for.
         """
         job.begin()
         if job.alone:
@@ -105,8 +107,8 @@ class Engine:
             raise interrupt
 
     def submit(self, work: Work) -> None:
-        """Have the pool carry the work out. One thread is enough for all of it; where there is none and none can be started, the
-        scheduler keeps it for a thread that waits."""
+        """Have the pool carry the work out. One thread is enough for all of it; where there is none and none
+        can be started, the scheduler keeps it for a thread that waits."""
         tickets = max(1, work.tickets)
         try:
             self._offer(work, tickets)
@@ -117,7 +119,8 @@ class Engine:
                 self.scheduler.keep(work.work)
 
     def assist(self, job: Work) -> None:
-        """Offer the job to other threads; the caller's own is about to work on it, alone where no other can be started."""
+        """Offer the job to other threads; the caller's own is about to work on it, alone where
+        no other can be started."""
         try:
             self._offer(job, job.tickets - 1)
         except (RuntimeError, MemoryError) as e:
@@ -125,8 +128,8 @@ class Engine:
                 raise
 
     def start_threads(self, count: int) -> None:
-        """Have `count` threads started or idle already, for work that is about to come. None where none can be started: the
-        work will say so."""
+        """Have `count` threads started or idle already, for work that is about to come. None where none can
+        be started: the work will say so."""
         with contextlib.suppress(RuntimeError, MemoryError):
             self._offer(_Nothing(), count)
 

@@ -1,11 +1,13 @@
 """What the kernel itself says about direct bytes.
 
-A direct read moves the thread's own read_bytes in /proc/thread-self/io by its size, but so does a cold buffered read: the
-counter proves directness only together with a page cache that did not grow. One look costs about 24 us, so a worker looks
-once before and once after its share of a transfer, and only for transfers of 1 MiB and more.
+A direct read moves the thread's own read_bytes in /proc/thread-self/io by its size, but so does a cold
+buffered read: the counter proves directness only together with a page cache that did not grow. One look
+costs about 24 us, so a worker looks once before and once after its share of a transfer, and only for
+transfers of 1 MiB and more.
 
-Pages that appear are a suspicion, no proof: another reader of the file brings them in too. So such places are read again, a block
-each: a direct read fetches it once more, and the page cache serves it without the counter moving.
+Pages that appear are a suspicion, no proof: another reader of the file brings them in too. So such
+places are read again, a block each: a direct read fetches it once more, and the page cache serves it
+without the counter moving.
 """
 
 from __future__ import annotations
@@ -70,8 +72,9 @@ WINDOW = 2 << 20
 def served_by_cache(fd: int, direct_fd: int, ranges: Iterable[Range], align: int) -> list[Range]:
     """The parts of `ranges` that an O_DIRECT read through `direct_fd` gets from the page cache.
 
-    In windows of 2 MiB: of each that the page cache holds something of, a block is read. `align` bytes is the alignment of
-    direct reads. Never raises: what cannot be told is not in the answer. Costs 1.5 us a window, and 80 us more where one is held.
+    In windows of 2 MiB: of each that the page cache holds something of, a block is read. `align` bytes is the
+    alignment of direct reads. Never raises: what cannot be told is not in the answer. Costs 1.5 us a window,
+    and 80 us more where one is held.
     """
     grain = max(align, mmap.PAGESIZE)
     windows = [
@@ -90,7 +93,8 @@ def served_by_cache(fd: int, direct_fd: int, ranges: Iterable[Range], align: int
 
 
 def _held(fd: int, file_offset: int, nbytes: int, grain: int) -> int | None:
-    """Where a block of a range lies of which the page cache holds something, or None; the half that holds more is looked into."""
+    """Where a block of a range lies of which the page cache holds something, or None; the half that
+    holds more is looked into."""
     first, last = file_offset // grain, -(-(file_offset + nbytes) // grain)
     if not counted(fd, file_offset, nbytes).resident_bytes:
         return None
@@ -107,8 +111,10 @@ def denied(
     """The error of a request that had to go direct, of which the kernel denies `ranges`."""
     moved = sum(n for _, n in ranges)
     return RouteError(
-        f"{printable(target.filename)}: {target.op} of {nbytes} bytes at offset {file_offset} on {target.device_name}: fastpath is required, but "
-        f"{SERVED.sentence}: {moved} bytes from {ranges[0][0]} on [{SERVED.code}]. The contents of the buffer are undefined",
+        f"{printable(target.filename)}: {target.op} of {nbytes} bytes at offset {file_offset} on "
+        f"{target.device_name}: fastpath is required, but "
+        f"{SERVED.sentence}: {moved} bytes from {ranges[0][0]} on [{SERVED.code}]. The contents of the "
+        "buffer are undefined",
         (Refusal(SERVED.code, SERVED.sentence, SERVED.cure),),
         filename=target.filename,
         backend="fastpath",

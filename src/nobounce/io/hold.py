@@ -1,7 +1,8 @@
 """That a transfer uses a file and a buffer: counted in and counted out once, wherever an interrupt hits.
 
-The interpreter runs signal handlers behind calls, at the beginning of functions and where loops jump back, so none runs between a
-count and the note of it beside it. The holder's `try` begins before `take`, and `let_go` may be called again.
+The interpreter runs signal handlers behind calls, at the beginning of functions and where loops jump back,
+so none runs between a count and the note of it beside it. The holder's `try` begins before `take`, and
+`let_go` may be called again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Hold:
-    """One transfer's use of a file and a buffer. One `in_order` of a stream is waited for where the buffer's `with` block ends."""
+    """One transfer's use of a file and a buffer. One `in_order` of a stream is waited for where the
+    buffer's `with` block ends."""
 
     __slots__ = ("_file", "_file_held", "_transfers", "_view", "_view_held")
 

@@ -1,7 +1,9 @@
-"""Where transfers tell what becomes of them. `observe` fills it; with nobody there a call site costs one look at a tuple.
+"""Where transfers tell what becomes of them. `observe` fills it; with nobody there a call site
+costs one look at a tuple.
 
-`io` never imports `observe`: what observes is named here and loaded when the first I/O thread pool or registration is made, so
-that `import nobounce` stays light and a statistics level of 0 loads, counts and starts nothing.
+`io` never imports `observe`: what observes is named here and loaded when the first I/O thread pool
+or registration is made, so that `import nobounce` stays light and a statistics level of 0 loads,
+counts and starts nothing.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ if TYPE_CHECKING:
     from nobounce.route.types import Op, Refusal, Route
 
 FILLER = "nobounce.observe.start"
-"""The module whose `start()` puts observers in; it decides by the settings and the environment whether there is one."""
+"""The module whose `start()` puts observers in; it decides by the settings and the
+environment whether there is one."""
 
 
 @record(frozen=False)
 class Operation:
     """One read or write from its submission to its end, for those who watch single transfers.
 
-    Offsets and sizes in bytes, times in seconds of the scheduler's clock. `stream` is the handle of the stream that the
-    transfer has its place in, None for a synchronous one; `thread` is the submitting thread as the kernel numbers it.
-    `notes` is the observers' own.
+    Offsets and sizes in bytes, times in seconds of the scheduler's clock. `stream` is the handle of the
+    stream that the transfer has its place in, None for a synchronous one; `thread` is the submitting thread
+    as the kernel numbers it. `notes` is the observers' own.
     """
 
     op: Op
@@ -56,9 +59,9 @@ class Operation:
 
 
 class BatchEnds(NamedTuple):
-    """Ended requests as arrays of one length: bytes asked for, moved, and of these direct; bits of the backends (1 and 2),
-    indices of the reasons (-1: none of its own), and whether the judge had split the request. `holes` is the sum of direct bytes
-    that no disk was asked for."""
+    """Ended requests as arrays of one length: bytes asked for, moved, and of these direct; bits of the
+    backends (1 and 2), indices of the reasons (-1: none of its own), and whether the judge had split the
+    request. `holes` is the sum of direct bytes that no disk was asked for."""
 
     requested: Any
     done: Any
@@ -70,7 +73,8 @@ class BatchEnds(NamedTuple):
 
 
 class Observer:
-    """What can be told. Methods are called on the thread where it happens, must be quick and must not raise."""
+    """What can be told. Methods are called on the thread where it happens, must be
+    quick and must not raise."""
 
     def ended(self, job: Job) -> None:
         """A transfer ended: `job.receipt`, or `job.error` with the receipt of what had moved."""
@@ -78,11 +82,12 @@ class Observer:
     def unstarted(
         self, op: Op, device: str, nbytes: int, stream: int | None, error: BaseException | None
     ) -> None:
-        """A transfer ended before a byte was tried: refused, cancelled, or found wrong at the head of its stream."""
+        """A transfer ended before a byte was tried: refused, cancelled, or found wrong
+        at the head of its stream."""
 
     def refused(self, op: Op, device: str, refusals: tuple[Refusal, ...], *, routed: bool) -> None:
-        """The direct path refused a request that came to nothing, with every failed condition; `routed`: another way was
-        found. The refusals of a transfer that was carried out are in its job.
+        """The direct path refused a request that came to nothing, with every failed condition; `routed`:
+        another way was found. The refusals of a transfer that was carried out are in its job.
         """
 
     def lost(self) -> None:
@@ -135,7 +140,8 @@ _lock = threading.Lock()
 
 
 def start() -> None:
-    """Have the filler put observers in, once per process (and once more in a forked child). Raises ConfigError."""
+    """Have the filler put observers in, once per process (and once more in a forked
+    child). Raises ConfigError."""
     global _started_for
     if _started_for == os.getpid():
         return
@@ -203,7 +209,8 @@ def enter(
 
 
 def begin(operation: Operation, now: float) -> None:
-    """The start of an operation. One that has to start over is told once; its time is that of the last start."""
+    """The start of an operation. One that has to start over is told once; its time
+    is that of the last start."""
     again, operation.started_at = operation.started_at is not None, now
     if again:
         return
@@ -243,7 +250,8 @@ def batch_done(group: Group, now: float) -> None:
 
 
 def refusals_of(route: Route) -> tuple[Refusal, ...]:
-    """Why the direct path refused the request; a job carries them to its end, where they are counted with it."""
+    """Why the direct path refused the request; a job carries them to its end, where
+    they are counted with it."""
     for score in route.scores:
         if score.refusals and score.backend == "fastpath":
             return score.refusals
@@ -264,7 +272,8 @@ def unrouted(
     file_offset: int = 0,
     now: float | None = None,
 ) -> None:
-    """Tell of a request that no backend took: it ends where it begins, with the refusals and the file's name in its error."""
+    """Tell of a request that no backend took: it ends where it begins, with the refusals and the
+    file's name in its error."""
     _refused(op, device, error.refusals, False)
     _unstarted(op, device, nbytes, stream, error)
     if watchers:

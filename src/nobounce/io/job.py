@@ -1,4 +1,5 @@
-"""One transfer being carried out: workers claim its chunks until none is left, and the last one out makes the receipt.
+"""One transfer being carried out: workers claim its chunks until none is left, and the last
+one out makes the receipt.
 
 Nothing is allocated or pinned here per byte. A job never blocks a worker on another job.
 """
@@ -98,7 +99,8 @@ class Job:
 
     @property
     def alone(self) -> bool:
-        """Whether its one worker may be the thread that asked; io_uring's is to be one that no signal interrupts."""
+        """Whether its one worker may be the thread that asked; io_uring's is to be one
+        that no signal interrupts."""
         return self.tickets <= 1 and not self.target.strategy.kernel_slots
 
     def begin(self, on_done: Callable[[Job], None] | None = None) -> None:
@@ -113,7 +115,8 @@ class Job:
             self._note_cold()
 
     def _note_cold(self) -> None:
-        """Before fallback reads: which ranges the page cache does not hold, so that they can be dropped again."""
+        """Before fallback reads: which ranges the page cache does not hold, so that
+        they can be dropped again."""
         if self.target.drop_cache and self.target.op == "read" and self._cold is None:
             ranges = cached_ranges(self.target.buffered_fd, self._file_offset, self._requested + READ_AHEAD)
             self._cold = [r for r in ranges if r.resident is False]
@@ -132,7 +135,8 @@ class Job:
             while (chunk := self._claim(worker.window)) is not None:
                 self._move(worker, chunk)
         except BaseException:
-            # An exception from outside (KeyboardInterrupt in the caller's thread) ends the job, not the process's pool.
+            # An exception from outside (KeyboardInterrupt in the caller's thread) ends the
+            # job, not the process's pool.
             self.failed(self._file_offset, InternalError("the transfer was interrupted"))
             raise
         finally:
@@ -198,7 +202,8 @@ class Job:
         hooks.moved(self, chunk, began, self._scheduler.now())
 
     def _close(self, worker: Worker) -> None:
-        """Wait for what the worker has under way, and take its counters and what it leaves to be given back."""
+        """Wait for what the worker has under way, and take its counters and what it
+        leaves to be given back."""
         worker.close(self._file_offset, self._requested)
         rest = worker.leftovers()
         with self._changed.mutex:
@@ -368,8 +373,8 @@ class Job:
         return "kernel" if direct - holes <= self._metered <= direct - holes + slack else "reported"
 
     def _check(self, segments: list[Segment], fetched: int) -> list[Range]:
-        """Ranges that are said to have gone direct and did not. Looked for where pages appeared, or where the kernel fetched less
-        than it should have."""
+        """Ranges that are said to have gone direct and did not. Looked for where pages appeared, or where the
+        kernel fetched less than it should have."""
         missing = self._watch and self._meter_usable and self._failure is None and self._metered < fetched
         if self.target.op == "write" or not (self._grew or missing):
             return []

@@ -1,7 +1,8 @@
-"""The ways of small requests that are kept with their file: the first one is judged in full, the next ones like it take its plan.
+"""The ways of small requests that are kept with their file: the first one is judged in full, the next
+ones like it take its plan.
 
-What does not depend on where in the file a read begins is kept: what is tried first, and what the rest goes by, for a reason of the
-file's, the device's or the caller's.
+What does not depend on where in the file a read begins is kept: what is tried first, and what the rest goes
+by, for a reason of the file's, the device's or the caller's.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 MOST_NBYTES = 256 << 10
 """Above this, direct reads take the usual way, which asks the kernel's counters for evidence."""
 MOST_HELD_NBYTES = 4 << 20
-"""Up to here, a slot of the bounce ring, what the page cache holds is read on the calling thread: to wake another takes longer than
-it saves. Into an H200, 512 KiB took 390 us by threads, 256 KiB 65 by the caller."""
+"""Up to here, a slot of the bounce ring, what the page cache holds is read on the calling thread: to wake
+another takes longer than it saves. Into an H200, 512 KiB took 390 us by threads, 256 KiB 65 by the caller."""
 SAMPLES, SAMPLE_NBYTES = 8, 64 << 10
 MOST_PLANS = 32
 PAGE = mmap.PAGESIZE
@@ -51,12 +52,13 @@ class Way(NamedTuple):
     backend: BackendName
     reason: Reason
     grain: int = 1
-    """Alignment of O_DIRECT reads in the file, in bytes. Into memory of the host another request is not this way's; a relay reads
-    around it."""
+    """Alignment of O_DIRECT reads in the file, in bytes. Into memory of the host another request is not this
+    way's; a relay reads around it."""
     memory_grain: int = 1
     if_held: bool = False
-    """Only where the page cache holds every page of it. To ask by trying would not do: a read with RWF_NOWAIT of what is not there has
-    the kernel fetch it (32 KiB for 8 were seen on Linux 6.18), and what then goes direct is read twice."""
+    """Only where the page cache holds every page of it. To ask by trying would not do: a read with
+    RWF_NOWAIT of what is not there has the kernel fetch it (32 KiB for 8 were seen on Linux 6.18), and what
+    then goes direct is read twice."""
 
 
 class Plan(NamedTuple):
@@ -91,7 +93,8 @@ def find(
     most: int = MOST_HELD_NBYTES,
     op: Op = "read",
 ) -> Plan | None:
-    """The plan for (nbytes, file_offset, buffer_offset), or None: then the whole way decides, and names what is wrong."""
+    """The plan for (nbytes, file_offset, buffer_offset), or None: then the whole way decides,
+    and names what is wrong."""
     nbytes, file_offset, buffer_offset = where
     if not 0 < nbytes <= most or faults.ACTIVE:
         return None
@@ -133,8 +136,9 @@ def is_spread(plan: Plan, nbytes: int) -> bool:
 
 
 def first(file: File, view: Buffer, require: str, cache: str, where: tuple[int, int, int]) -> Plan | None:
-    """A plan for reads of a file of which nothing is known, into memory of the host: what the page cache holds comes from there,
-    whatever else is true of the file. It serves until it does not; the whole way that follows puts its own in its place."""
+    """A plan for reads of a file of which nothing is known, into memory of the host: what the page cache
+    holds comes from there, whatever else is true of the file. It serves until it does not; the whole way that
+    follows puts its own in its place."""
     allocation, now, fd = view.allocation, settings(), file._fds.get("buffered", -1)
     runtime = allocation.device._runtime
     if (
@@ -226,8 +230,8 @@ def is_held(fd: int, file_offset: int, nbytes: int) -> bool:
 
 
 def seems_held(fd: int, file_offset: int, nbytes: int) -> bool:
-    """`is_held` for a large range: of a few pieces of it, which takes no longer the larger it is. Reads that would wait then say no
-    (RWF_NOWAIT)."""
+    """`is_held` for a large range: of a few pieces of it, which takes no longer the larger it is. Reads that
+    would wait then say no (RWF_NOWAIT)."""
     if nbytes <= SAMPLES * SAMPLE_NBYTES:
         return is_held(fd, file_offset, nbytes)
     step = (nbytes - SAMPLE_NBYTES) // (SAMPLES - 1)
@@ -235,7 +239,8 @@ def seems_held(fd: int, file_offset: int, nbytes: int) -> bool:
 
 
 def _cold_way(file: File, request: Request, t: Target, reason: Reason) -> Way | None:
-    """The way of bytes that the page cache does not hold; None where it depends on more than their alignment."""
+    """The way of bytes that the page cache does not hold; None where it depends on
+    more than their alignment."""
     if reason is not DIRECT:
         if t.ring is not None and t.relay_fd >= 0:
             # btrfs reads what it has compressed through the page cache, and such pages have to be dropped.

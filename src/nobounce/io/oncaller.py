@@ -1,6 +1,8 @@
-"""Requests that their caller's thread carries out by a kept plan: small ones, and page-cached reads that it spreads over the kernel's threads.
+"""Requests that their caller's thread carries out by a kept plan: small ones, and page-cached reads that it
+spreads over the kernel's threads.
 
-What is out of the ordinary (a short read, an error, an unaligned edge) is left to the whole way, which begins anew and reports in full.
+What is out of the ordinary (a short read, an error, an unaligned edge) is left to the whole way, which begins
+anew and reports in full.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Ended(NamedTuple):
 
 
 def read_now(view: Buffer, plan: Plan, where: tuple[int, int, int]) -> Receipt | None:
-    """Read on the calling thread, with nobody watching; None where no way moves every byte, so that the whole way has to."""
+    """Read on the calling thread, with nobody watching; None where no way moves every byte, so
+    that the whole way has to."""
     t = plan.target
     nbytes, _, buffer_offset = where
     address = view._address + buffer_offset
@@ -67,8 +70,9 @@ def read_now(view: Buffer, plan: Plan, where: tuple[int, int, int]) -> Receipt |
 
 
 def write_now(view: Buffer, plan: Plan, where: tuple[int, int, int], *, fsync: bool) -> Receipt | None:
-    """Write on the calling thread, with nobody watching; None where not every byte was written, so that the whole way has to, from the
-    beginning. Raises TransferError where the data cannot be put on the disk: asked once more, the kernel would not say so again."""
+    """Write on the calling thread, with nobody watching; None where not every byte was written, so that the
+    whole way has to, from the beginning. Raises TransferError where the data cannot be put on the disk: asked
+    once more, the kernel would not say so again."""
     t, way = plan.target, plan.ways[0]
     nbytes, file_offset, buffer_offset = where
     address = view._address + buffer_offset
@@ -218,7 +222,8 @@ def copy(t: Target, calls: CopyCalls, to: int, of: int, nbytes: int, stream: int
 
 
 def _kernel_blocks(plan: Plan, nbytes: int, ring: Ring, now: float) -> KernelBlocks | None:
-    """The kernel's threads that a read is worth; None where this thread alone is better, or there are none."""
+    """The kernel's threads that a read is worth; None where this thread alone is
+    better, or there are none."""
     from nobounce.io.movers import pollers  # for those who need it: a first load does not
 
     streak = pollers.follows(now)
@@ -249,8 +254,9 @@ def _spread(plan: Plan, by: KernelBlocks, ring: Ring, address: int, where: tuple
 
 
 def _read(fd: int, ring: Ring, slot: int, nbytes: int, file_offset: int, flags: int) -> int:
-    """Into a slot; -1 where it fails, or would wait. The interpreter's own call takes half of what one on an address does; built for an old
-    C library it has no flags, and it is preadv2 also without any, which a filter may refuse."""
+    """Into a slot; -1 where it fails, or would wait. The interpreter's own call takes half of what one
+    on an address does; built for an old C library it has no flags, and it is preadv2 also without any,
+    which a filter may refuse."""
     if HAS_FLAGS or not flags:
         try:
             return os.preadv(fd, (ring.view(slot)[:nbytes],), file_offset, flags)

@@ -14,8 +14,9 @@ from nobounce.io.file import File
 def open(path: str | os.PathLike[str] | int, mode: str = "r") -> File:  # noqa: A001 - named as its users know it
     """Open a file for transfers.
 
-    `path` may be a descriptor: it is duplicated and stays the caller's. Modes are r, r+, w, w+, x, x+ (always binary).
-    Raises FileError (also FileNotFoundError, IsADirectoryError, PermissionError) and ArgumentError for a mode.
+    `path` may be a descriptor: it is duplicated and stays the caller's. Modes are r, r+, w, w+, x, x+
+    (always binary). Raises FileError (also FileNotFoundError, IsADirectoryError, PermissionError) and
+    ArgumentError for a mode.
     """
     if isinstance(path, int):
         return File.from_fd(path)

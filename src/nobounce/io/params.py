@@ -1,8 +1,8 @@
 """Parameters of an async transfer that may be bound late: integers that somebody else can still write.
 
-hipFile reads size and offsets through pointers, at submission where the stream is registered as FIXED and again at the head of
-the stream where it is not (D-4). Here any object with a writable integer stands for such a pointer: a `Cell`, a ctypes
-integer (`.value`), a 0-d numpy int64 (`[()]`). A plain int is fixed by nature.
+hipFile reads size and offsets through pointers, at submission where the stream is registered as FIXED and
+again at the head of the stream where it is not (D-4). Here any object with a writable integer stands for such
+a pointer: a `Cell`, a ctypes integer (`.value`), a 0-d numpy int64 (`[()]`). A plain int is fixed by nature.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def read(parameter: Any, name: str) -> int:
         return operator.index(held[()] if _is_scalar_array(held) else held)
     except TypeError:
         raise ArgumentError(
-            f"{name} is a {type(parameter).__name__}: give an int, a Cell, a ctypes integer or a 0-d integer array"
+            f"{name} is a {type(parameter).__name__}: give an int, a Cell, a ctypes integer or a 0-d "
+            "integer array"
         ) from None
 
 

@@ -1,4 +1,5 @@
-"""Small facts a request needs from the running process: what the page cache holds, which errors are retried."""
+"""Small facts a request needs from the running process: what the page cache holds,
+which errors are retried."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ if TYPE_CHECKING:
     from nobounce.io.engine import Engine
 
 WINDOW, PART = 2 << 20, 64 << 20
-"""Where a range is mixed it is looked at in parts, and mixed parts in windows, which are not divided further: a look takes as long as
-there are cached pages, and one that halves what is mixed would come by each page nine times in a GiB, not three."""
+"""Where a range is mixed it is looked at in parts, and mixed parts in windows, which are not divided further:
+a look takes as long as there are cached pages, and one that halves what is mixed would come by each page nine
+times in a GiB, not three."""
 
 MOSTLY = 0.9
 """The part of a range that must be in the page cache for the cache to be the cheaper way."""
 
 SHARED_NBYTES, MOST_LOOKERS = 512 << 20, 8
-"""Ranges from here on are looked at by several threads: a GiB that is cached in small folios takes one 2 to 17 ms."""
+"""Ranges from here on are looked at by several threads: a GiB that is cached in small
+folios takes one 2 to 17 ms."""
 
 Range = tuple[int, int]
 """(file_offset, nbytes)."""
@@ -106,8 +109,8 @@ def _resident(fd: int, ranges: list[Range], shared: Engine | None) -> list[int |
 
 
 def _divide(start: int, nbytes: int, *, counts: bool) -> list[Range]:
-    """The parts in which a mixed range is looked at next. Where a look is a sample, which has the kernel read what it misses, as few
-    of them as find one place where cached and uncached bytes meet: halves."""
+    """The parts in which a mixed range is looked at next. Where a look is a sample, which has the kernel read
+    what it misses, as few of them as find one place where cached and uncached bytes meet: halves."""
     if counts:
         return list(_cut(start, nbytes, PART if nbytes > PART else WINDOW))
     middle = (start + nbytes // 2) // WINDOW * WINDOW
@@ -143,7 +146,8 @@ def _is_counted(fd: int, file_offset: int) -> bool:
 
 
 def retry_errnos(request: Request) -> frozenset[int]:
-    """Errors of the direct path after which fallback may try (hipFile C-17); none where fallback is not allowed."""
+    """Errors of the direct path after which fallback may try (hipFile C-17); none where
+    fallback is not allowed."""
     if request.require == "fastpath" or not request.settings.allow_compat_mode:
         return frozenset()
     names = [n.strip().upper() for n in request.settings.retry_errnos.split(",") if n.strip()]

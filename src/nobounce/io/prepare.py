@@ -1,4 +1,5 @@
-"""From a call to a Request, from a Route to a Job: everything a transfer needs is gathered here, before it starts."""
+"""From a call to a Request, from a Route to a Job: everything a transfer needs is
+gathered here, before it starts."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def transfer(
     call: Call = "now",
     held: Held = None,
 ) -> Receipt:
-    """Carry a synchronous transfer out, after the work already in the buffer's stream. `run` brings the job to its end."""
+    """Carry a synchronous transfer out, after the work already in the buffer's stream. `run`
+    brings the job to its end."""
     view = as_buffer(buffer, write=op == "read")
     hold = Hold(file, view)
     try:
@@ -113,7 +115,8 @@ def _by_plan(
     cache: Cache,
     fsync: bool,
 ) -> Receipt | None:
-    """The receipt of a request that goes as one like it did before; None where the whole way has to decide."""
+    """The receipt of a request that goes as one like it did before; None where the
+    whole way has to decide."""
     if op == "write":
         plan = kept.find(file, view, require, cache, where, op=op)
         return None if plan is None or hooks.watchers else oncaller.write_now(view, plan, where, fsync=fsync)
@@ -127,8 +130,8 @@ def _by_plan(
 
 
 def in_order(file: File, op: Op, view: Buffer, where: Where) -> None:
-    """Among transfers in stream order that brought no bytes: a write does not write what they left undefined, and what a read
-    brings, or raises, is this caller's to know."""
+    """Among transfers in stream order that brought no bytes: a write does not write what they left undefined,
+    and what a read brings, or raises, is this caller's to know."""
     arriving = view.allocation.arriving
     nbytes, file_offset, offset = where
     size = view.nbytes - offset if nbytes is None else nbytes
@@ -193,8 +196,8 @@ def make_request(
     cache: Cache,
     held: Held = None,
 ) -> Request:
-    """The request with every fact its route depends on, `held` if that is known already. Raises ArgumentError for an unknown
-    `require` or `cache`."""
+    """The request with every fact its route depends on, `held` if that is known already. Raises ArgumentError
+    for an unknown `require` or `cache`."""
     if require not in REQUIRE:
         raise ArgumentError(f"require={require!r} is not one of {', '.join(REQUIRE)}")
     if cache not in CACHE:
@@ -234,8 +237,8 @@ def make_request(
 
 
 def route_of(file: File, op: Op, buffer: Any, where: Where, require: Require, cache: Cache) -> Route:
-    """The route of a request that is not made. `buffer` may be a Device: as for a fresh buffer there, of the rest of the file unless
-    nbytes is given."""
+    """The route of a request that is not made. `buffer` may be a Device: as for a fresh buffer there, of the
+    rest of the file unless nbytes is given."""
     nbytes, file_offset, buffer_offset = where
     if isinstance(buffer, Device):
         size = max(0, file.nbytes - file_offset) if nbytes is None else nbytes
@@ -257,7 +260,8 @@ def _indirect(
 
 
 def with_indirect(file: File, request: Request, file_offset: int, nbytes: int) -> Request:
-    """The request of a read, with what the file system reads through the page cache of another range of the file."""
+    """The request of a read, with what the file system reads through the page cache of
+    another range of the file."""
     if request.op != "read":
         return request
     found = _indirect(file, request.file, request.require, file_offset, nbytes)
@@ -279,9 +283,11 @@ def make_job(
     stream: int | None = None,
     operation: hooks.Operation | None = None,
 ) -> Job:
-    """Everything a transfer needs, made now: its strategy, its pieces and, for a `call` in stream order, slots and streams.
+    """Everything a transfer needs, made now: its strategy, its pieces and, for a `call` in stream
+    order, slots and streams.
 
-    `held`: the stream is held at the gate already, so nothing may be pinned any more; what was made ahead of it has to do.
+    `held`: the stream is held at the gate already, so nothing may be pinned any more; what was
+    made ahead of it has to do.
     """
     device = view.device
     ring = ring_for(view, request.memory.kind, pool)
@@ -320,7 +326,8 @@ def make_job(
 
 
 def relay_alignment(file: File, request: Request) -> int:
-    """Alignment with which a relay may read or write this file by O_DIRECT; 0 where it may not or should not."""
+    """Alignment with which a relay may read or write this file by O_DIRECT; 0 where
+    it may not or should not."""
     if request.cache == "use":
         return 0
     facts = file.facts()
@@ -343,7 +350,8 @@ def make_target(
     direct: bool,
     one_call: bool = False,
 ) -> Target:
-    """Both ends of a request's transfer, their descriptors opened; `direct` says that the direct one is needed."""
+    """Both ends of a request's transfer, their descriptors opened; `direct` says that
+    the direct one is needed."""
     device = view.device
     runtime = device._runtime
     vendor = runtime.direct_io() if direct else None

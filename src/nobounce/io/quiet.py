@@ -1,8 +1,9 @@
 """Gates and memory registration keep out of each other's way.
 
-Registering or unregistering host memory waits, inside the driver, for work on the device, and holds up every copy meanwhile.
-Behind a closed gate that is a deadlock: the gate opens when its copies are done. So while a gate is closed nobody registers
-(a relay does instead) and what is to be unregistered waits; a new gate waits for the one call under way.
+Registering or unregistering host memory waits, inside the driver, for work on the device, and holds up every
+copy meanwhile. Behind a closed gate that is a deadlock: the gate opens when its copies are done. So while a
+gate is closed nobody registers (a relay does instead) and what is to be unregistered waits; a new gate waits
+for the one call under way.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Quiet:
         self._changed = runtime.scheduler.condition()
         self._gates = 0
         self._calls: set[int] = set()
-        """The threads that call: one that was interrupted between beginning and ending is found out when it comes again."""
+        """The threads that call: one that was interrupted between beginning and ending is found
+        out when it comes again."""
 
     @property
     def gates(self) -> int:
@@ -35,7 +37,8 @@ class Quiet:
         return self._gates
 
     def gate_closes(self, gate: KnownGate) -> None:
-        """Before a gate is made: no registration is under way afterwards, and none begins until `gate_opened`."""
+        """Before a gate is made: no registration is under way afterwards, and none
+        begins until `gate_opened`."""
         with self._changed.mutex:
             self._calls.discard(get_ident())
             gate.counts, self._gates = True, self._gates + 1
@@ -82,7 +85,8 @@ def quiet_of(runtime: Runtime) -> Quiet | None:
 def closed_gate(
     runtime: Runtime, stream: int, on_reached: Callable[[], None], *, patient: bool = False
 ) -> Gate:
-    """`runtime.gate`, known to whoever would register memory until it is opened. The caller opens it in any case."""
+    """`runtime.gate`, known to whoever would register memory until it is opened. The
+    caller opens it in any case."""
     gate = KnownGate(runtime)
     try:
         gate.shut(stream, on_reached, patient=patient)
@@ -93,7 +97,8 @@ def closed_gate(
 
 
 class KnownGate(Gate):
-    """A gate that its owner holds before `shut` closes it: wherever that is interrupted, somebody can open it."""
+    """A gate that its owner holds before `shut` closes it: wherever that is
+    interrupted, somebody can open it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._quiet = runtime, quiet_of(runtime)

@@ -16,7 +16,8 @@ _STRENGTH: dict[str, int] = {"none": 2, "kernel": 1, "reported": 0}
 
 @record
 class Segment:
-    """A run of bytes that moved one way. Offsets and sizes in bytes; `relayed` bytes crossed a bounce buffer."""
+    """A run of bytes that moved one way. Offsets and sizes in bytes; `relayed` bytes
+    crossed a bounce buffer."""
 
     backend: BackendName
     file_offset: int
@@ -35,17 +36,20 @@ class Retry:
     errno: int
 
     def __str__(self) -> str:
-        return f"fastpath failed with {errno_name(self.errno)} for {self.nbytes} bytes at {self.file_offset}, then fallback"
+        return (
+            f"fastpath failed with {errno_name(self.errno)} for {self.nbytes} bytes at {self.file_offset}, "
+            "then fallback"
+        )
 
 
 @record
 class Receipt:
     """What one transfer, or a sum of transfers, did.
 
-    `nbytes` moved of the `requested` bytes, without a gap from the first byte on. `evidence` says how the fastpath
-    bytes are known: "kernel" where the I/O threads' own /proc counters moved by them while the page cache did not
-    grow (or the vendor's counters agree), "reported" where only the call that moved them says so, "none" where no byte went
-    direct. Times are seconds of the scheduler's monotonic clock.
+    `nbytes` moved of the `requested` bytes, without a gap from the first byte on. `evidence` says how the
+    fastpath bytes are known: "kernel" where the I/O threads' own /proc counters moved by them while the page
+    cache did not grow (or the vendor's counters agree), "reported" where only the call that moved them says
+    so, "none" where no byte went direct. Times are seconds of the scheduler's monotonic clock.
     """
 
     op: Op
@@ -62,8 +66,8 @@ class Receipt:
     synced: bool = False
     notes: tuple[str, ...] = ()
     hole_bytes: int = 0
-    """Of the fastpath bytes of a read, those that the file system answers with zeros without asking a disk: holes, and ranges that
-    were allocated and never written."""
+    """Of the fastpath bytes of a read, those that the file system answers with zeros without asking a disk:
+    holes, and ranges that were allocated and never written."""
 
     @property
     def seconds(self) -> float:
@@ -90,7 +94,8 @@ class Receipt:
 
     @property
     def host_traffic_bytes(self) -> int:
-        """Logical writes and reads of host memory that relaying cost: each relayed byte is written once, read once."""
+        """Logical writes and reads of host memory that relaying cost: each relayed byte is
+        written once, read once."""
         return 2 * sum(s.nbytes for s in self.segments if s.relayed)
 
     @property
@@ -205,7 +210,8 @@ class Moved(Protocol):
 def merge_segments(parts: Iterable[Moved]) -> tuple[Segment, ...]:
     """Sort by file offset and join neighbours that went the same way for the same reason.
 
-    A large transfer has thousands of parts and whoever waits for it waits for this: an object is made for each run alone.
+    A large transfer has thousands of parts and whoever waits for it waits for this: an object is
+    made for each run alone.
     """
     merged: list[Segment] = []
     first: Moved | None = None
@@ -232,7 +238,8 @@ def merge_segments(parts: Iterable[Moved]) -> tuple[Segment, ...]:
 def reassigned(
     segments: Iterable[Segment], ranges: Iterable[tuple[int, int]], reason: Reason
 ) -> list[Segment]:
-    """The segments, but what fastpath moved of `ranges`, each (file_offset, nbytes), counted as fallback's for `reason`."""
+    """The segments, but what fastpath moved of `ranges`, each (file_offset, nbytes), counted as
+    fallback's for `reason`."""
     found: list[Segment] = []
     ranges = list(ranges)
     for s in segments:

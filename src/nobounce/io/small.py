@@ -1,9 +1,10 @@
 """Small reads that go the same way each time: the first is judged in full, the next ones take its plan.
 
-To gather a read's facts, judge them and make a job of chunks takes ten times as long as to read 4 KiB of page-cached bytes. What
-does not depend on where in the file a read begins is kept with the file: the ways that are tried for it, one after the other
-(what the page cache holds, then direct, or then host memory for a reason of the file's, the device's or the caller's). Whatever is
-out of the ordinary (a short read, an error, an unaligned edge) is left to the whole way, which reads again and reports in full.
+To gather a read's facts, judge them and make a job of chunks takes ten times as long as to read 4 KiB of
+page-cached bytes. What does not depend on where in the file a read begins is kept with the file: the ways
+that are tried for it, one after the other (what the page cache holds, then direct, or then host memory for a
+reason of the file's, the device's or the caller's). Whatever is out of the ordinary (a short read, an error,
+an unaligned edge) is left to the whole way, which reads again and reports in full.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from nobounce.runtimes.base import CopyCalls
 
 AT_ONCE_NBYTES = 64 << 10
-"""Up to here a submission that waits for the bytes takes no longer than one that puts a gate into the stream."""
+"""Up to here a submission that waits for the bytes takes no longer than one that
+puts a gate into the stream."""
 
 
 class SmallRead:
@@ -121,7 +123,8 @@ class SmallRead:
         return False
 
     def at_once(self) -> bool:
-        """Do it now: a page-cached read in the order of a stream that has nothing before it needs no gate and no other thread.
+        """Do it now: a page-cached read in the order of a stream that has nothing before it needs no
+        gate and no other thread.
 
         False: nothing was done. Not while a large transfer's copies would be waited for.
         """
@@ -156,7 +159,8 @@ class SmallRead:
         borrowed: tuple[int, int],
         flags: int = 0,
     ) -> bool:
-        """Through a slot and a private stream, in which hardly ever something is left; whether every byte is where it belongs."""
+        """Through a slot and a private stream, in which hardly ever something is left; whether every
+        byte is where it belongs."""
         t, slot = self.target, borrowed[0]
         nbytes, _, buffer_offset = self._where
         watched = bool(hooks.watchers)

@@ -1,8 +1,10 @@
-"""How a routed request is carried out: by which mover, how wide, in which pieces. Pure: (Request, Route, Machine) -> Strategy.
+"""How a routed request is carried out: by which mover, how wide, in which pieces. Pure: (Request,
+Route, Machine) -> Strategy.
 
-The judge says which way bytes go and why; a strategy says how they get there fastest. It reads nothing but its arguments and
-starts nothing, so a table of cases tests it. The sizes, widths and thresholds of the engine are here, each with the measurement
-that set it (benchmarks/README.md and benchmarks/results); what a mover does inside itself stays with the mover.
+The judge says which way bytes go and why; a strategy says how they get there fastest. It reads nothing but
+its arguments and starts nothing, so a table of cases tests it. The sizes, widths and thresholds of the engine
+are here, each with the measurement that set it (benchmarks/README.md and benchmarks/results); what a mover
+does inside itself stays with the mover.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ CACHED_CODES = ("cached", "cache-use")
 """Reasons of bytes that come from the page cache by choice."""
 
 FEW_CORES = 4
-"""Up to so many cores, page-cached bytes go to a device by DMA from the page cache, beside a small relay: threads lose less to each
-other there than io_uring's requests cost."""
+"""Up to so many cores, page-cached bytes go to a device by DMA from the page cache, beside a small relay:
+threads lose less to each other there than io_uring's requests cost."""
 LEAST_WIDTH, MOST_WIDTH = 4, 12
-"""Threads of one transfer: 4 on 2 cores (2.57 of a disk's 2.6 GiB/s), 12 on 16 (46 GiB/s from the page cache to a GPU, 8 give 37)."""
+"""Threads of one transfer: 4 on 2 cores (2.57 of a disk's 2.6 GiB/s), 12 on 16 (46 GiB/s from the page
+cache to a GPU, 8 give 37)."""
 SLOT_NBYTES = 4 << 20
 """Bytes of a bounce slot: copies of 4 MiB one by one come to 0.96 of a link (benchmarks/README.md)."""
 MAX_SLOTS = 32
@@ -34,54 +37,60 @@ KERNEL_MIN_NBYTES = 16 << 20
 KERNEL_SLOTS = 24
 """Slots of the ring that a transfer's one thread keeps full while io_uring's workers read into them."""
 KERNEL_CHUNK, KERNEL_CHUNK_CACHED = 64 << 20, 256 << 20
-"""Bytes that this thread is given at a time. An interrupt waits for the end of them, which from a disk takes its time; from the page
-cache the time between two of them is what counts."""
+"""Bytes that this thread is given at a time. An interrupt waits for the end of them, which from a disk takes
+its time; from the page cache the time between two of them is what counts."""
 BESIDE_SLOTS = 4
-"""Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a few are enough; 0 for
-none."""
+"""Slots of a relay that works beside DMA from the page cache: registering pages holds up its copies, so a
+few are enough; 0 for none."""
 STREAM_NBYTES = KERNEL_SLOTS * SLOT_NBYTES
-"""Bytes of the ring that one stream may hold where HIPFILE_ASYNC_BUFFER_SIZE says nothing: as much as a synchronous transfer,
-divided when there are more of them. The hipfile module keeps hipFile's 16 MiB."""
+"""Bytes of the ring that one stream may hold where HIPFILE_ASYNC_BUFFER_SIZE says nothing: as much as a
+synchronous transfer, divided when there are more of them. The hipfile module keeps hipFile's 16 MiB."""
 FRESH_DIRECT_WIDTH, FRESH_DIRECT_NBYTES = 8, 16 << 20
-"""Direct reads into fresh memory under way at once, and their size: together 3 to 5 % more than 4 of 8 MiB from a disk that holds
-2.6 GiB/s."""
+"""Direct reads into fresh memory under way at once, and their size: together 3 to 5 % more than 4 of 8 MiB
+from a disk that holds 2.6 GiB/s."""
 WRITE_DIRECT_NBYTES = 16 << 20
-"""Bytes of one direct write from memory of the host: ext4 lets one write at a time extend a file, and the next begins when its thread has
-woken. With 8 MiB a save of 1 GiB came to 0.92 of a plain writer of 16 MiB pieces, with 16 MiB to 1.0."""
+"""Bytes of one direct write from memory of the host: ext4 lets one write at a time extend a file, and the
+next begins when its thread has woken. With 8 MiB a save of 1 GiB came to 0.92 of a plain writer of 16 MiB
+pieces, with 16 MiB to 1.0."""
 TAIL_NBYTES = 4 << 20
-"""The last pieces of a read into fresh memory are cut to this, so that the threads end together and no disk waits for the last of
-them."""
+"""The last pieces of a read into fresh memory are cut to this, so that the threads end together and no disk
+waits for the last of them."""
 URING_NBYTES = 16 << 20
 """Bytes up to which a direct request of a batch is one io_uring entry; larger ones are cut by a thread."""
 GATHER_WIDTH, GATHER_WIDTH_LARGE, GATHER_LARGE_NBYTES = 4, 6, 32 << 10
-"""Threads that gather blocks for one batch, of small ones and of larger ones: more wait for the interpreter, not for memory. On 16 cores,
-to a GPU, 4 / 6 / 8 came to 868 / 617 / 507 thousand blocks of 4 KiB a second, and to 15.0 / 16.9 / 15.8 GiB/s of 64 KiB."""
+"""Threads that gather blocks for one batch, of small ones and of larger ones: more wait for the interpreter,
+not for memory. On 16 cores, to a GPU, 4 / 6 / 8 came to 868 / 617 / 507 thousand blocks of 4 KiB a second,
+and to 15.0 / 16.9 / 15.8 GiB/s of 64 KiB."""
 GATHER_ROWS, GATHER_LEAST_NBYTES = 1024, 1 << 20
 """Blocks that one thread gathers at a time at most, and the bytes of them that are worth another thread."""
 GATHERED_NBYTES = SLOT_NBYTES
 """The largest block that is gathered: it fits a slot."""
 FEW_ROWS = 8
-"""Blocks of one file, of which nothing is known yet, that are looked for in the page cache before anything is learnt of it."""
+"""Blocks of one file, of which nothing is known yet, that are looked for in the page cache before
+anything is learnt of it."""
 SAMPLED_ROWS, EACH_ROW = 16, 64
-"""Blocks of a batch whose residency is asked first, and up to how many each is asked: a question takes 2 us, reading a cached block of
-4 KiB one."""
+"""Blocks of a batch whose residency is asked first, and up to how many each is asked: a question takes 2 us,
+reading a cached block of 4 KiB one."""
 MOST_POLLERS = 12
-"""Threads of the kernel that poll for reads of one of ours, on 16 cores: of 16 MiB in the page cache 1 / 2 / 4 / 8 / 12 take 2.3 / 1.2 /
-0.66 / 0.47 / 0.27 ms."""
+"""Threads of the kernel that poll for reads of one of ours, on 16 cores: of 16 MiB in the page cache 1 / 2 /
+4 / 8 / 12 take 2.3 / 1.2 / 0.66 / 0.47 / 0.27 ms."""
 POLLED_NBYTES, POLLED_ROWS = 64 << 20, 2048
 """Bytes or blocks that as many are worth waking for: they go on polling for some 7 ms after the last."""
 FEW_POLLERS = 4
 """Polling threads for a single read of less."""
 SPREAD_EACH_NBYTES, SPREAD_EACH_ROWS = 256 << 10, 128
-"""Bytes or blocks that are worth one more thread of the kernel: a sleeping one takes as long to wake as 256 KiB to read."""
+"""Bytes or blocks that are worth one more thread of the kernel: a sleeping one takes as long to
+wake as 256 KiB to read."""
 SPREAD_LEAST_NBYTES, SPREAD_NBYTES = 1 << 20, 1 << 30
-"""A single page-cached read of so many bytes is spread over the kernel's threads by its caller, which hands nothing over to a thread of
-ours. Of one core 1 MiB takes 170 us, and of eight, asleep, as long as 256 KiB of one."""
+"""A single page-cached read of so many bytes is spread over the kernel's threads by its caller,
+which hands nothing over to a thread of ours. Of one core 1 MiB takes 170 us, and of eight, asleep,
+as long as 256 KiB of one."""
 ALONE_NBYTES = 1 << 20
 """Bytes that are read before another thread is awake."""
 HEAD_START, HEAD_START_NBYTES = 1.5e-3, 256 << 20
-"""Seconds that a relay of so many bytes, which takes 5 ms or more, has the interpreter to itself: until its reads are under way it asks
-for the lock every few microseconds, and another thread that makes thousands of objects holds it for longer."""
+"""Seconds that a relay of so many bytes, which takes 5 ms or more, has the interpreter to itself: until its
+reads are under way it asks for the lock every few microseconds, and another thread that makes thousands of
+objects holds it for longer."""
 
 _DEFAULTS = Settings()
 
@@ -90,16 +99,17 @@ Call = Literal["now", "fresh", "stream"]
 
 
 class Machine(NamedTuple):
-    """What a strategy has to know of the machine and the process: cores it may use, and whether io_uring's workers may read for it
-    (allowed, in real time, with no faults injected into pread, which the kernel would not meet)."""
+    """What a strategy has to know of the machine and the process: cores it may use, and whether
+    io_uring's workers may read for it (allowed, in real time, with no faults injected into pread, which
+    the kernel would not meet)."""
 
     cores: int
     kernel_reads: bool
 
 
 class Destination(NamedTuple):
-    """`relayed`: the host does not reach the memory, so that fallback needs slots of the bounce ring, of `slot_nbytes` bytes each.
-    `page_cache_dma`: the device can read registered pages of a file itself."""
+    """`relayed`: the host does not reach the memory, so that fallback needs slots of the bounce ring, of
+    `slot_nbytes` bytes each. `page_cache_dma`: the device can read registered pages of a file itself."""
 
     relayed: bool
     page_cache_dma: bool = False
@@ -124,7 +134,8 @@ class Strategy(NamedTuple):
     dma_workers: int = 0
     """Threads that may read page-cached ranges straight out of the page cache (pagecache_dma)."""
     kernel_slots: int = 0
-    """Slots that one thread may hold while io_uring's workers read into them (uring_relay); 0: no io_uring."""
+    """Slots that one thread may hold while io_uring's workers read into them
+    (uring_relay); 0: no io_uring."""
     tail: int = 0
     """How many of the last pieces are cut to TAIL_NBYTES."""
     fresh: bool = False
@@ -144,8 +155,8 @@ def choose(
     call: Call = "now",
     stream_nbytes: int = STREAM_NBYTES,
 ) -> Strategy:
-    """The strategy for a request that the judge has routed. `stream_nbytes` of the ring are a stream's share, unless the settings say
-    otherwise."""
+    """The strategy for a request that the judge has routed. `stream_nbytes` of the ring are a stream's share,
+    unless the settings say otherwise."""
     chosen = request.settings
     plain = Strategy(
         default_width(machine.cores, chosen.io_threads), chosen.chunk_nbytes, chosen.chunk_nbytes
@@ -187,9 +198,9 @@ def _relayed(
 def dma_workers(chosen: Settings, to: Destination, machine: Machine, nbytes: int) -> int:
     """Threads that read page-cached bytes by DMA from the page cache.
 
-    It costs a quarter of a relay's CPU, but registering pages is serial in the driver, at 14 to 49 GiB/s by machine and by how
-    the file came into the cache: with a small relay on the other core beside it, it is the faster way on few cores; a dozen
-    kernel workers are on many. NOBOUNCE_PAGE_CACHE_DMA overrides.
+    It costs a quarter of a relay's CPU, but registering pages is serial in the driver, at 14 to 49 GiB/s by
+    machine and by how the file came into the cache: with a small relay on the other core beside it, it is the
+    faster way on few cores; a dozen kernel workers are on many. NOBOUNCE_PAGE_CACHE_DMA overrides.
     """
     if chosen.page_cache_dma != "auto":
         return int(chosen.page_cache_dma)
@@ -254,8 +265,8 @@ def one_of_many(chosen: Settings) -> Strategy:
 
 
 class Gathering(NamedTuple):
-    """How the blocks of a batch are gathered: threads of ours, the most that one is given at a time, and polling threads of the kernel
-    that read for it (0: each thread reads itself)."""
+    """How the blocks of a batch are gathered: threads of ours, the most that one is given at a time, and
+    polling threads of the kernel that read for it (0: each thread reads itself)."""
 
     width: int
     rows: int
@@ -266,8 +277,9 @@ class Gathering(NamedTuple):
 def gathering(
     chosen: Settings, machine: Machine, count: int, nbytes: int, *, direct: bool = False
 ) -> Gathering:
-    """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each, none for a few blocks. `direct`:
-    some go past the page cache, and storage wants no more of them at once than the rings of a few threads hold."""
+    """For `count` blocks of `nbytes` bytes in all: as many threads as cores, two windows or more for each,
+    none for a few blocks. `direct`: some go past the page cache, and storage wants no more of them at once
+    than the rings of a few threads hold."""
     polled = 0 if direct else spreading(chosen, machine, nbytes, count)
     if polled and (chosen.relay == "polled" or nbytes >= POLLED_NBYTES or count >= POLLED_ROWS):
         share = max(SPREAD_EACH_NBYTES, min(SLOT_NBYTES, nbytes // (2 * polled)))
@@ -283,8 +295,9 @@ def gathering(
 def spreading(
     chosen: Settings, machine: Machine, nbytes: int, count: int = 0, *, streak: bool = False
 ) -> int:
-    """Polling threads of the kernel for a read of `nbytes` bytes, in `count` blocks if there are several; 0 on few cores, for few bytes,
-    or where the settings ask for other ways. `streak`: others came just before, so that more are likely to follow."""
+    """Polling threads of the kernel for a read of `nbytes` bytes, in `count` blocks if there are several; 0
+    on few cores, for few bytes, or where the settings ask for other ways. `streak`: others came just before,
+    so that more are likely to follow."""
     if not machine.kernel_reads or chosen.relay not in ("auto", "polled") or chosen.io_threads:
         return 0
     if chosen.relay == "polled":
@@ -299,8 +312,8 @@ def spreading(
 
 
 def slots_ahead(nbytes: int, slot_nbytes: int) -> int:
-    """Slots of a bounce ring to have ready for a batch of `nbytes` bytes in stream order: for its polling threads and a spare one, no
-    more than it fills."""
+    """Slots of a bounce ring to have ready for a batch of `nbytes` bytes in stream order: for its polling
+    threads and a spare one, no more than it fills."""
     return max(2, min(MOST_POLLERS + 2, -(-nbytes // slot_nbytes)))
 
 

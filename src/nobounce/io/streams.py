@@ -15,7 +15,8 @@ _registered: dict[tuple[int, int, int], StreamFlags] = {}
 
 
 def _key(runtime: Runtime, handle: int) -> tuple[int, int, int]:
-    """A default stream is another one on each device; any other handle says by itself what it is, even when destroyed."""
+    """A default stream is another one on each device; any other handle says by itself what it
+    is, even when destroyed."""
     return id(runtime), runtime.stream_device(handle) if handle <= PER_THREAD_STREAM else -1, handle
 
 
@@ -33,7 +34,8 @@ def register(runtime: Runtime, handle: int, flags: int) -> None:
 
 
 def deregister(runtime: Runtime, handle: int) -> None:
-    """Take a registration back; transfers under way keep their promises. Raises ArgumentError for an unknown stream."""
+    """Take a registration back; transfers under way keep their promises. Raises
+    ArgumentError for an unknown stream."""
     with _lock:
         if _registered.pop(_key(runtime, handle), None) is None:
             raise ArgumentError(f"stream {handle:#x} is not registered")
@@ -48,7 +50,8 @@ def flags_of(runtime: Runtime, handle: int) -> StreamFlags | None:
 
 
 def register_stream(stream: Stream, flags: StreamFlags = StreamFlags.NONE) -> None:
-    """Promise something about the transfers on `stream`: sizes and offsets that do not change after submission, aligned inputs.
+    """Promise something about the transfers on `stream`: sizes and offsets that do not change after
+    submission, aligned inputs.
 
     Raises ArgumentError for unknown flags and for a stream registered already (hipFile D-6).
     """
@@ -56,5 +59,6 @@ def register_stream(stream: Stream, flags: StreamFlags = StreamFlags.NONE) -> No
 
 
 def deregister_stream(stream: Stream) -> None:
-    """Take the promises back; transfers under way keep to them. Raises ArgumentError for a stream that is not registered."""
+    """Take the promises back; transfers under way keep to them. Raises ArgumentError for a
+    stream that is not registered."""
     deregister(stream.device._runtime, stream.handle)

@@ -1,7 +1,7 @@
 """Submission of async transfers: what is checked at once, what is read again at the head of the stream.
 
-Whatever can allocate, open or pin is done before the gate closes the stream: an I/O thread behind a closed gate then only
-reads, copies and records events.
+Whatever can allocate, open or pin is done before the gate closes the stream: an I/O thread behind a closed
+gate then only reads, copies and records events.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ PAGE = 4096
 
 
 class Rules(NamedTuple):
-    """Where the ways of the hipFile module differ: who routes, whether claims are checked, how an end is reported."""
+    """Where the ways of the hipFile module differ: who routes, whether claims are
+    checked, how an end is reported."""
 
     decide: Callable[[Request], tuple[Request, Route]]
     report: Callable[[Any, Receipt | None, BaseException | None], None]
@@ -65,7 +66,8 @@ def submit(
     fsync: bool,
     rules: Rules | None = None,
 ) -> Transfer:
-    """Put a transfer into `stream`. Raises ArgumentError, RouteError, ClosedError and ConfigError now; nothing is enqueued then."""
+    """Put a transfer into `stream`. Raises ArgumentError, RouteError, ClosedError and ConfigError now;
+    nothing is enqueued then."""
     rules = rules or RULES
     view = as_buffer(buffer, write=op == "read")
     runtime, device = view.device._runtime, view.device
@@ -250,7 +252,8 @@ def _late(given: Params, flags: StreamFlags) -> bool:
 def _reread(
     request: Request, then: tuple[int, int, int], given: Params, flags: StreamFlags, view: Buffer
 ) -> Request:
-    """The request with the values of now, where they are not fixed (hipFile D-5: a size may shrink, never grow)."""
+    """The request with the values of now, where they are not fixed (hipFile D-5: a size
+    may shrink, never grow)."""
     values = _values(given, view)
     fixed = (StreamFlags.FIXED_NBYTES, StreamFlags.FIXED_FILE_OFFSET, StreamFlags.FIXED_BUFFER_OFFSET)
     now = [old if flags & flag else new for flag, old, new in zip(fixed, then, values, strict=True)]

@@ -51,7 +51,8 @@ class Piece(NamedTuple):
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """Pieces of one transfer with neighbours made one, now, so that whoever waits for its end does not wait for that as well."""
+    """Pieces of one transfer with neighbours made one, now, so that whoever waits for its end does
+    not wait for that as well."""
     if len(pieces) < 2:
         return pieces
     return [
@@ -64,8 +65,9 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 class Target:
     """Everything a worker needs to move a chunk; made once per transfer, before anything is held up by it.
 
-    `address` is the buffer's base, `align` the file-offset alignment of direct I/O here, `drop_cache` asks fallback to
-    leave no page behind, `own_fd` says that no caller shares the buffered descriptor, `ring` is there when the host cannot reach the memory itself.
+    `address` is the buffer's base, `align` the file-offset alignment of direct I/O here, `drop_cache` asks
+    fallback to leave no page behind, `own_fd` says that no caller shares the buffered descriptor, `ring` is
+    there when the host cannot reach the memory itself.
     """
 
     op: Op
@@ -86,12 +88,14 @@ class Target:
     ring: Ring | None
     strategy: Strategy
     populate: bool = False
-    """btrfs does not fault memory in during a direct read: what is not there yet it reads through the page cache."""
+    """btrfs does not fault memory in during a direct read: what is not there yet it
+    reads through the page cache."""
     relay_fd: int = -1
     """The O_DIRECT descriptor for a relay's own reads and writes; -1 where the file has no direct I/O."""
     relay_align: int = 4096
     vouched: bool = True
-    """statx answers for the whole file (DIOALIGN); else reads of every size are checked against the page cache."""
+    """statx answers for the whole file (DIOALIGN); else reads of every size are
+    checked against the page cache."""
     sparse: bool = False
     """The file has holes, or ranges that were never written."""
     only_direct: bool = False
@@ -121,7 +125,8 @@ class Target:
         return self.buffered_fd if self.own_fd and self.buffered_fd >= 0 else self.direct_fd
 
     def before_cold(self, cold: Sequence[CachedRange]) -> None:
-        """Fallback is about to read ranges that the page cache does not hold, which `drop_cold` takes out of it again.
+        """Fallback is about to read ranges that the page cache does not hold, which
+        `drop_cold` takes out of it again.
 
         Pages that read-ahead is still filling then could not be dropped: have none filled.
         """
@@ -137,10 +142,12 @@ class Target:
 
 
 def cut(route: Route, op: Op, strategy: Strategy, relay_align: int = 0) -> tuple[list[Chunk], list[Chunk]]:
-    """(chunks, epilogue) of a route. `relay_align`: what is not cached is relayed by O_DIRECT with this alignment.
+    """(chunks, epilogue) of a route. `relay_align`: what is not cached is relayed by
+    O_DIRECT with this alignment.
 
-    Runs are cut to the pieces of the strategy. The unaligned edges of a write that also has a direct part are the
-    epilogue: they go last, because buffered and direct bytes under way at once could land in one page (judge.py).
+    Runs are cut to the pieces of the strategy. The unaligned edges of a write that also has a direct
+    part are the epilogue: they go last, because buffered and direct bytes under way at once could
+    land in one page (judge.py).
     """
     chunks: list[Chunk] = []
     epilogue: list[Chunk] = []
@@ -177,7 +184,8 @@ def _tail(chunk: Chunk) -> Iterator[Chunk]:
 def _cuts(first: int, last: int, step: int, grain: int) -> Iterator[tuple[int, int]]:
     """[first, last) in parts of at most `step` bytes, cut at multiples of `grain` where a part holds one.
 
-    Relays read whole pages: a cut in the middle of one would have each neighbour read it, the first in a request of its own.
+    Relays read whole pages: a cut in the middle of one would have each neighbour read it, the first
+    in a request of its own.
     """
     while first < last:
         end = min(first + step, last)

@@ -1,8 +1,10 @@
-"""Transfer: an operation in its place in a stream. Future-like, awaitable, and the owner of everything it needs.
+"""Transfer: an operation in its place in a stream. Future-like, awaitable, and the
+owner of everything it needs.
 
-How it keeps its place: the stream is held at a gate; when the stream gets there, an I/O thread (never a host callback, which
-HIP serves from one thread per process) reads the late-bound parameters, moves the bytes and opens the gate. The gate opens
-whatever happens, so a failed transfer poisons nothing behind it; its error comes out of `result()`.
+How it keeps its place: the stream is held at a gate; when the stream gets there, an I/O thread (never a host
+callback, which HIP serves from one thread per process) reads the late-bound parameters, moves the bytes and
+opens the gate. The gate opens whatever happens, so a failed transfer poisons nothing behind it; its error
+comes out of `result()`.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nobounce")
 
 LOOK_SECONDS = 100e-6
-"""How long a waiting caller looks by itself; a stream with nothing before the transfer gets there within 10 us."""
+"""How long a waiting caller looks by itself; a stream with nothing before the transfer
+gets there within 10 us."""
 
 _QUEUED, _RUNNING, DONE = "queued", "running", "done"
 
 
 class Transfer:
-    """A read or write under way. Dropping it loses nothing: the operation goes on and keeps what it needs alive."""
+    """A read or write under way. Dropping it loses nothing: the operation goes on and
+    keeps what it needs alive."""
 
     _state = _QUEUED
     _cancelled = _arrived = _looking = _small = False
@@ -61,7 +65,8 @@ class Transfer:
         return self._state == DONE or self._is_parent_s()
 
     def _is_parent_s(self) -> bool:
-        """Whether this is a forked child, where nobody works on it: then it has ended, with an error that says so."""
+        """Whether this is a forked child, where nobody works on it: then it has ended,
+        with an error that says so."""
         if self._born == reaper.generation():
             return False
         self._error, self._state = forked.error("transfer"), DONE
@@ -86,7 +91,8 @@ class Transfer:
         return True
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """Wait for the end and return the Receipt. Raises what the transfer raised, TransferTimeoutError after `timeout` s."""
+        """Wait for the end and return the Receipt. Raises what the transfer raised,
+        TransferTimeoutError after `timeout` s."""
         self._heard(timeout)
         if self._error is not None:
             raise self._error
@@ -95,7 +101,8 @@ class Transfer:
         return self._receipt
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and return the error, or None. Raises TransferTimeoutError after `timeout` seconds."""
+        """Wait for the end and return the error, or None. Raises TransferTimeoutError
+        after `timeout` seconds."""
         self._heard(timeout)
         return self._error
 
@@ -106,7 +113,8 @@ class Transfer:
             self._ending.take()
 
     def add_done_callback(self, fn: Callable[[Transfer], object]) -> None:
-        """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
+        """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended.
+        Errors of `fn` are its own."""
         if not self.done():
             with self._changed.mutex:
                 if self._state != DONE:
@@ -115,8 +123,9 @@ class Transfer:
         fn(self)
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        """As `result`, in a task. A task that is cancelled while it awaits cancels the transfer, if that has not started; of a
-        transfer that was cancelled it raises AwaitedCancelledError, which asyncio takes for a cancelled Future's."""
+        """As `result`, in a task. A task that is cancelled while it awaits cancels the transfer, if that has
+        not started; of a transfer that was cancelled it raises AwaitedCancelledError, which asyncio takes
+        for a cancelled Future's."""
         from asyncio import (
             CancelledError,
             get_running_loop,
@@ -187,7 +196,8 @@ class Transfer:
                 self._engine.assist(job)
             job.work()
         except BaseException:
-            # Interrupted on a thread that waited, where nobody else works on it: its end, as far as it did not get there.
+            # Interrupted on a thread that waited, where nobody else works on it: its end, as far
+            # as it did not get there.
             if mine and self._state != _QUEUED:
                 self._end(None, InternalError("the transfer was interrupted"))
             raise
@@ -251,7 +261,8 @@ class Transfer:
                 raise TransferTimeoutError(f"the transfer has not ended within {timeout} s; it goes on")
 
     def _look(self) -> None:
-        """Look for the stream's arrival for a moment, and start then: the waiting thread is quicker than waking another."""
+        """Look for the stream's arrival for a moment, and start then: the waiting thread is
+        quicker than waking another."""
         gate = self._gate
         if gate is None:
             return

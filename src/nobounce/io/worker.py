@@ -1,4 +1,5 @@
-"""One thread's share of a transfer or a batch: each chunk by its backend, a failed direct one again by fallback, in its place.
+"""One thread's share of a transfer or a batch: each chunk by its backend, a failed direct one again
+by fallback, in its place.
 
 What happens is told to a `Ledger`: a job, which several workers share, or a single request of a batch.
 """
@@ -48,8 +49,8 @@ class Ledger(Protocol):
 
 
 class Worker:
-    """One thread's movers. With `meter`, the kernel is asked what the thread moves directly; with `page_cache`, the thread reads
-    page-cached chunks by DMA."""
+    """One thread's movers. With `meter`, the kernel is asked what the thread moves directly; with
+    `page_cache`, the thread reads page-cached chunks by DMA."""
 
     def __init__(
         self, ledger: Ledger, target: Target, meter: Meter | None = None, *, page_cache: bool = False

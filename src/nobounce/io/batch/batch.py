@@ -1,8 +1,8 @@
 """Batch: many reads and writes at once, vectorised from the arguments down to the kernel.
 
-A call takes arrays, is judged as arrays, and becomes ring entries as arrays, so that 10,000 small requests cost a system
-call per hundred and no Python per request. Requests that io_uring cannot carry (a vendor's direct call, a relay, an unaligned
-edge) go to I/O threads, with the same rules as `File.read`.
+A call takes arrays, is judged as arrays, and becomes ring entries as arrays, so that 10,000 small requests
+cost a system call per hundred and no Python per request. Requests that io_uring cannot carry (a vendor's
+direct call, a relay, an unaligned edge) go to I/O threads, with the same rules as `File.read`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ METHODS: tuple[Method, ...] = ("auto", "io_uring", "threads")
 
 
 class Batch:
-    """Many requests at once, on any files, buffers and devices. A context manager; leaving it carries everything out.
+    """Many requests at once, on any files, buffers and devices. A context manager; leaving
+    it carries everything out.
 
         with nobounce.Batch(capacity=10_000) as batch:
             batch.read(file, buffer, file_offsets=offsets, nbytes=4096)
             result = batch.wait().check()
 
-    Each request has a status of its own: a bad or failing one is reported and the others run. Requests may end in any
-    order, and nothing orders those that overlap. A buffer must not be used while requests on it run: closing it raises
-    BusyError. Several threads may use one batch. It does not survive a fork: the child has to make its own.
+    Each request has a status of its own: a bad or failing one is reported and the others run. Requests may
+    end in any order, and nothing orders those that overlap. A buffer must not be used while requests on it
+    run: closing it raises BusyError. Several threads may use one batch. It does not survive a fork: the
+    child has to make its own.
 
-    An interrupt (Ctrl-C) comes out of the call that it hits, and leaves the batch usable: requests that the call has
-    added stay added, and their results are there for the next `wait`.
+    An interrupt (Ctrl-C) comes out of the call that it hits, and leaves the batch usable: requests that the
+    call has added stay added, and their results are there for the next `wait`.
     """
 
     def __init__(
@@ -68,9 +70,9 @@ class Batch:
     ) -> None:
         """`capacity` requests may be waiting for their results to be taken; `depth` of them run at once.
 
-        With `strict` a call that holds a bad request is refused as a whole. `method` says what carries out plain
-        direct requests; "auto" takes threads where the kernel has no io_uring for us, "io_uring" raises UnavailableError.
-        Raises ArgumentError.
+        With `strict` a call that holds a bad request is refused as a whole. `method` says what carries out
+        plain direct requests; "auto" takes threads where the kernel has no io_uring for us, "io_uring" raises
+        UnavailableError. Raises ArgumentError.
         """
         if capacity < 1 or depth < 1:
             raise ArgumentError(f"capacity={capacity!r} and depth={depth!r}: give at least 1 of each")
@@ -108,18 +110,20 @@ class Batch:
         timeout: float | None = None,
         cookies: Sequence[object] | None = None,
     ) -> Array:
-        """Add reads; returns their ids (int64, counting up from 0 over the batch's life). They start with `submit` or `wait`.
+        """Add reads; returns their ids (int64, counting up from 0 over the batch's life). They start
+        with `submit` or `wait`.
 
-        `file_offsets`, `nbytes` and `buffer_offsets` are bytes: integers or flat sequences of them, scalars stand for
-        all. Without `buffer_offsets` the requests lie packed in the buffer, one behind the other. Of several files,
-        `file_index` says by its place in `file` which each request reads. `require` and `cache` are those of `File.read`,
-        and so is what lies behind the bytes of a short read. `timeout` seconds after its start a request ends with status
-        "timeout"; where the kernel cannot give it up it goes on in the dark, and holds its buffer until it ends. `cookies`
-        come back with the results.
+        `file_offsets`, `nbytes` and `buffer_offsets` are bytes: integers or flat sequences of them, scalars
+        stand for all. Without `buffer_offsets` the requests lie packed in the buffer, one behind the other.
+        Of several files, `file_index` says by its place in `file` which each request reads. `require` and
+        `cache` are those of `File.read`, and so is what lies behind the bytes of a short read. `timeout`
+        seconds after its start a request ends with status "timeout"; where the kernel cannot give it up it
+        goes on in the dark, and holds its buffer until it ends. `cookies` come back with the results.
 
-        A request outside the buffer is "invalid", and so is one that `require` leaves no backend: the others run. Raises
-        ArgumentError for arguments that fit no request, for more requests than the capacity has room for and, with
-        `strict`, for the first bad request; RouteError where no request of the call has a backend; ClosedError, ConfigError.
+        A request outside the buffer is "invalid", and so is one that `require` leaves no backend: the others
+        run. Raises ArgumentError for arguments that fit no request, for more requests than the capacity has
+        room for and, with `strict`, for the first bad request; RouteError where no request of the call has a
+        backend; ClosedError, ConfigError.
         """
         where = file_offsets, nbytes, buffer_offsets, file_index
         return self._add("read", file, buffer, where, (require, cache, timeout), cookies)
@@ -140,8 +144,8 @@ class Batch:
     ) -> Array:
         """Add writes; as `read`. `File.sync` afterwards puts them on the disk.
 
-        Writes that need the page cache (unaligned edges) never run beside direct writes of the batch: a page that holds
-        bytes of both could be written back over the direct ones.
+        Writes that need the page cache (unaligned edges) never run beside direct writes of the batch: a page
+        that holds bytes of both could be written back over the direct ones.
         """
         where = file_offsets, nbytes, buffer_offsets, file_index
         return self._add("write", file, buffer, where, (require, cache, timeout), cookies)
@@ -178,7 +182,8 @@ class Batch:
             if count > self._driver.table.free:
                 raise ArgumentError(
                     f"{count} requests do not fit: the capacity is {self.capacity} and the results of "
-                    f"{self._driver.table.used} have not been taken. Take them with wait(), or make a larger Batch"
+                    f"{self._driver.table.used} have not been taken. Take them with wait(), or make a "
+                    "larger Batch"
                 )
             with contextlib.ExitStack() as made:
                 groups = []
@@ -223,13 +228,14 @@ class Batch:
     def submit(self, *, stream: SomeStream) -> BatchTransfer: ...
 
     def submit(self, *, stream: StreamLike | None = None) -> int | BatchTransfer:
-        """Start what has been added; returns how many requests that are. Never waits for storage; work already in the buffers' streams
-        comes first.
+        """Start what has been added; returns how many requests that are. Never waits for storage; work
+        already in the buffers' streams comes first.
 
-        With `stream`, all of it takes its place there, behind one gate: after everything before it on the stream, before everything
-        after. Returns a BatchTransfer at once, whose `result()` is the BatchResult; these requests are the batch's no longer. A request
-        that fails leaves its bytes undefined, and later work on the stream goes on. Raises ArgumentError where nothing has been added,
-        or the stream is another device's than a buffer.
+        With `stream`, all of it takes its place there, behind one gate: after everything before it on the
+        stream, before everything after. Returns a BatchTransfer at once, whose `result()` is the BatchResult;
+        these requests are the batch's no longer. A request that fails leaves its bytes undefined, and later
+        work on the stream goes on. Raises ArgumentError where nothing has been added, or the stream is
+        another device's than a buffer.
         """
         if stream is None:
             self._wait_for_buffers()
@@ -257,10 +263,11 @@ class Batch:
             self._to_wait.pop()
 
     def wait(self, min_n: int | None = None, timeout: float | None = None) -> BatchResult:
-        """Start what has been added, wait for `min_n` results (None: all of them) or `timeout` seconds, and take what is there.
+        """Start what has been added, wait for `min_n` results (None: all of them) or `timeout`
+        seconds, and take what is there.
 
-        With min_n=0 it only looks. More requests than the depth are started as others end, inside `wait`. A result is given
-        out once; fewer than `min_n` come back when time is up or nothing is left.
+        With min_n=0 it only looks. More requests than the depth are started as others end, inside `wait`. A
+        result is given out once; fewer than `min_n` come back when time is up or nothing is left.
         """
         if min_n is not None and min_n < 0:
             raise ArgumentError(f"min_n={min_n}: give 0 or more")
@@ -285,7 +292,8 @@ class Batch:
             yield from self.wait(min_n=1)
 
     def cancel(self, ids: IntArrayLike | None = None) -> int:
-        """Cancel requests (`ids`, or all) that no one works on yet; they end as "cancelled". Returns how many.
+        """Cancel requests (`ids`, or all) that no one works on yet; they end as
+        "cancelled". Returns how many.
 
         What runs already goes on: `wait` reports it.
         """
@@ -298,8 +306,8 @@ class Batch:
 
     @property
     def receipt(self) -> Receipt:
-        """The sum of what the batch has moved so far, in streams by what has ended there: bytes per backend and reason, retries,
-        evidence."""
+        """The sum of what the batch has moved so far, in streams by what has ended there: bytes per backend
+        and reason, retries, evidence."""
         self._own()
         ended = [t for t in self._in_stream if t.done()]
         self._in_stream = [t for t in self._in_stream if t not in ended]
@@ -354,7 +362,8 @@ class Batch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Carry out what has been added and raise the first error whose result nobody took; after an exception, `close`."""
+        """Carry out what has been added and raise the first error whose result nobody took;
+        after an exception, `close`."""
         try:
             if kind is None and not self._closed and self.outstanding:
                 self.wait().check()
@@ -363,7 +372,8 @@ class Batch:
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if at_exit():
-            return  # no other thread runs any more, so nobody would end what is waited for; `_settle` was there before
+            # No other thread runs any more to end what is waited for; `_settle` was there before.
+            return
         try:
             self.close()
         except (AttributeError, TypeError, OSError, NobounceError):

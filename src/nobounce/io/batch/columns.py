@@ -67,7 +67,8 @@ def positions(
 ) -> tuple[Places, Array]:
     """The places of requests, and their file indices, as int64 arrays of one length. Raises ArgumentError.
 
-    Without buffer offsets the requests lie packed, one behind the other; one that no buffer could hold takes no room.
+    Without buffer offsets the requests lie packed, one behind the other; one that no buffer
+    could hold takes no room.
     """
     import numpy as np
 

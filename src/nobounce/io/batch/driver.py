@@ -1,5 +1,5 @@
-"""What drives a batch: requests into the lanes, ends out of them. Every method is called with the batch's lock held, which is
-let go only while a thread waits.
+"""What drives a batch: requests into the lanes, ends out of them. Every method is called with the batch's
+lock held, which is let go only while a thread waits.
 
 Nothing works behind the caller's back but the storage and the I/O threads: the ring is refilled inside `run`.
 """
@@ -161,7 +161,8 @@ class Driver:
     # out
 
     def run(self, min_n: int | None, timeout: float | None, given_up: GivenUp) -> None:
-        """Until `min_n` results are ready (None: all), nothing is left, `timeout` seconds have passed, or it is given up."""
+        """Until `min_n` results are ready (None: all), nothing is left, `timeout` seconds have
+        passed, or it is given up."""
         now = self.scheduler.now
         limit = math.inf if timeout is None else now() + timeout
         while True:
@@ -249,7 +250,8 @@ class Driver:
         return float(waiting.min()) if len(waiting) else math.inf
 
     def _expire(self) -> None:
-        """End requests whose time is up; what the kernel or a thread works on is reported, and goes on as a zombie."""
+        """End requests whose time is up; what the kernel or a thread works on is reported,
+        and goes on as a zombie."""
         import numpy as np
 
         t = self.table

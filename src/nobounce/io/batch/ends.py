@@ -1,4 +1,5 @@
-"""What the end of a request means: what it has moved, whether the rest of it goes another way, and when its group is done."""
+"""What the end of a request means: what it has moved, whether the rest of it goes another way,
+and when its group is done."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class Ends:
-    """What lanes report, brought into the table, the tally and the results. Called with the batch's lock held."""
+    """What lanes report, brought into the table, the tally and the results. Called
+    with the batch's lock held."""
 
     def __init__(
         self, table: Table, tally: Tally, results: Results, lanes: Lanes, scheduler: Callable[[], Scheduler]
@@ -195,7 +197,8 @@ class Ends:
         self._lanes.finish(group, slot, moved, rest)
 
     def _written_in_part(self, group: Group, slot: int, result: int, how: int) -> None:
-        """A write past the page cache that did not simply write what was given: a thread writes the rest through it, or says why not."""
+        """A write past the page cache that did not simply write what was given: a thread writes the rest
+        through it, or says why not."""
         import numpy as np
 
         t = self.table

@@ -1,8 +1,9 @@
-"""The requests of a batch that are gathered: reads of what the page cache holds, and what goes through bounce slots to or from a device.
+"""The requests of a batch that are gathered: reads of what the page cache holds, and what goes through bounce
+slots to or from a device.
 
-Threads take windows of requests, as arrays, whatever calls they came by. Into memory that the host reaches blocks are read in
-place. For a device they are packed into a slot, in the order in which they lie there, so that neighbours are one copy; while a
-slot's copies are under way the thread fills another.
+Threads take windows of requests, as arrays, whatever calls they came by. Into memory that the host reaches
+blocks are read in place. For a device they are packed into a slot, in the order in which they lie there, so
+that neighbours are one copy; while a slot's copies are under way the thread fills another.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class GatherLane:
         self._engine, self._table, self._changed, self._wake = engine, table, changed, wake
         self._added: list[Part] = []
         self._windows: deque[list[Part]] = deque()
-        """Taken out, and ends put in, without a lock: each is one step of the interpreter, and threads that wait for a lock whose owner
-        waits for the interpreter are slower than one."""
+        """Taken out, and ends put in, without a lock: each is one step of the interpreter, and threads that
+        wait for a lock whose owner waits for the interpreter are slower than one."""
         self._ended: deque[Ended] = deque()
         self._workers, self._width, self._polled = 0, 1, 0
         self.waited_for = False
-        """Whether a thread waits for `changed`, or is about to: set before it looks whether there is anything to wait for."""
+        """Whether a thread waits for `changed`, or is about to: set before it looks whether there
+        is anything to wait for."""
         self.busy = 0
         """Requests put in whose ends have not been taken out."""
 
@@ -99,7 +101,8 @@ class GatherLane:
         self.busy += len(slots)
 
     def start(self, helpers: int) -> None:
-        """Have the pool's threads begin. `helpers`: so many threads are about to work here besides (`work`)."""
+        """Have the pool's threads begin. `helpers`: so many threads are about to
+        work here besides (`work`)."""
         added, self._added = self._added, []
         if added:
             count, nbytes = sum(len(p.slots) for p in added), sum(int(p.nbytes.sum()) for p in added)

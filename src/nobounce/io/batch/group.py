@@ -88,7 +88,8 @@ class Group:
         self._request: Request | None = None
         self._begun_held = False
         self.cached_reason, self.served_reason = 0, 1
-        """Indices of two reasons: what the page cache holds, taken by choice (-2: there is none), and what it served unasked."""
+        """Indices of two reasons: what the page cache holds, taken by choice (-2: there is none),
+        and what it served unasked."""
         file._enter()
         try:
             view._acquire()
@@ -104,8 +105,8 @@ class Group:
             raise
 
     def _is_held_whole(self) -> bool:
-        """Whether these few reads, of a file of which nothing is known, find every byte in the page cache: nothing else has to be
-        learnt of it then."""
+        """Whether these few reads, of a file of which nothing is known, find every byte in the page cache:
+        nothing else has to be learnt of it then."""
         import numpy as np
 
         count = len(self.nbytes)
@@ -211,8 +212,8 @@ class Group:
     def _cached(self) -> Array | None:
         """For cache="auto": what the page cache holds of each request (many.NONE, SOME or ALL).
 
-        Of many, a few are asked. Where all of those are there, or none, the others are taken to be alike: reads will tell of
-        those that are not there, and a direct read of one that is brings the same bytes.
+        Of many, a few are asked. Where all of those are there, or none, the others are taken to be alike:
+        reads will tell of those that are not there, and a direct read of one that is brings the same bytes.
         """
         import numpy as np
 
@@ -250,7 +251,8 @@ class Group:
         return self.error_of(*place)
 
     def refusals(self) -> list[tuple[tuple[Refusal, ...], int]]:
-        """Why requests of the call have no backend, and how many alike: at most one entry per set of missed conditions."""
+        """Why requests of the call have no backend, and how many alike: at most one entry per
+        set of missed conditions."""
         import numpy as np
 
         refused = np.flatnonzero(self.answer.kinds == many.REFUSED)
@@ -289,7 +291,8 @@ class Group:
     # the page cache
 
     def note_cold(self) -> None:
-        """Before fallback reads with cache="avoid": what the page cache does not hold, to be dropped again at the end."""
+        """Before fallback reads with cache="avoid": what the page cache does not hold, to be
+        dropped again at the end."""
         t = self.target
         if self.op != "read" or not t.drop_cache:
             return
@@ -326,8 +329,8 @@ class Group:
                     self._before[place] = counted(fd, *place).resident_bytes or 0
 
     def served(self, file_offset: int, nbytes: int) -> bool:
-        """Whether bytes that were read directly came from the page cache all the same: pages of them have appeared, and a direct
-        read of one does not reach a disk."""
+        """Whether bytes that were read directly came from the page cache all the same: pages of them have
+        appeared, and a direct read of one does not reach a disk."""
         t, place = self.target, (file_offset, nbytes)
         now = counted(t.buffered_fd, *place).resident_bytes or 0
         if now <= self._before.get(place, 0):

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class BatchTransfer:
-    """Requests that a batch has put into a stream: after everything before them there, before everything after.
+    """Requests that a batch has put into a stream: after everything before them there,
+    before everything after.
 
     Future-like and awaitable. Dropping it loses nothing: they go on and keep what they need alive.
     """
@@ -46,13 +47,15 @@ class BatchTransfer:
         return self._transfer.cancelled()
 
     def cancel(self) -> bool:
-        """Cancel all of them if the stream has not come to them; returns whether that worked. The stream goes on behind them."""
+        """Cancel all of them if the stream has not come to them; returns whether that worked. The
+        stream goes on behind them."""
         return self._transfer.cancel()
 
     def result(self, timeout: float | None = None) -> BatchResult:
         """Wait for the end and return every request's own result, the failed ones' too, as `Batch.wait` does.
 
-        Raises TransferTimeoutError after `timeout` seconds, TransferCancelledError, and what kept all of them from being carried out.
+        Raises TransferTimeoutError after `timeout` seconds, TransferCancelledError, and what kept all of
+        them from being carried out.
         """
         self._transfer._heard(timeout)
         if self._job.result is None:
@@ -61,7 +64,8 @@ class BatchTransfer:
         return self._job.result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end; the first failed request's error, or that of them all, or None. Raises TransferTimeoutError."""
+        """Wait for the end; the first failed request's error, or that of them all, or None.
+        Raises TransferTimeoutError."""
         return self._transfer.exception(timeout)
 
     @property
@@ -70,7 +74,8 @@ class BatchTransfer:
         return self._job.receipt if self.done() else None
 
     def add_done_callback(self, fn: Callable[[BatchTransfer], object]) -> None:
-        """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended. Errors of `fn` are its own."""
+        """Call `fn(transfer)` once at the end, on the thread that ends it, or now if it has ended.
+        Errors of `fn` are its own."""
         self._transfer.add_done_callback(lambda _: fn(self))
 
     def __await__(self) -> Generator[Any, None, BatchResult]:
@@ -87,7 +92,8 @@ class BatchTransfer:
 
 
 class BatchJob:
-    """The requests of one driver, which nobody else uses; to the transfer that carries it out it is a `Job`."""
+    """The requests of one driver, which nobody else uses; to the transfer that
+    carries it out it is a `Job`."""
 
     tickets = 1
     direct_nbytes = 0
@@ -145,9 +151,11 @@ class BatchJob:
 
 
 def put(driver: Driver, groups: list[Group], stream: StreamLike) -> BatchTransfer:
-    """Put everything that was added to `driver`, which is the transfer's from now on, into `stream`. `groups` are its.
+    """Put everything that was added to `driver`, which is the transfer's from now on, into
+    `stream`. `groups` are its.
 
-    Raises ArgumentError where the stream is another device's than a buffer, and ClosedError; the requests are cancelled then.
+    Raises ArgumentError where the stream is another device's than a buffer, and ClosedError; the
+    requests are cancelled then.
     """
     driver.in_stream = True
     holds = [Hold(g.file, g.view, in_order=True) for g in groups]

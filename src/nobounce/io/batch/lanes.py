@@ -1,7 +1,9 @@
-"""Which lane carries a request: the ring for plain direct ones, I/O threads for the rest; and in which order writes start.
+"""Which lane carries a request: the ring for plain direct ones, I/O threads for the rest; and in
+which order writes start.
 
-Direct writes and writes through the page cache take turns: a page that holds bytes of both could be written back over the
-direct ones (judge.py). A batch's writes therefore run in phases of one kind; reads run beside them.
+Direct writes and writes through the page cache take turns: a page that holds bytes of both could
+be written back over the direct ones (judge.py). A batch's writes therefore run in phases of one
+kind; reads run beside them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.1
 """A wait comes back at least so often, so that its caller sees whether anyone still waits for it."""
 GATHER = 256
-"""Ends of the ring that are gathered before they are looked at: more would let errors and statistics wait too long."""
+"""Ends of the ring that are gathered before they are looked at: more would let errors and
+statistics wait too long."""
 
 
 class Lanes:
@@ -59,7 +62,8 @@ class Lanes:
         self.closed = False
         self._changed = threading.Condition(lock)
         self._waiter = False
-        """Whether a thread waits for the lanes. It alone takes ends out of them: it would miss what another takes."""
+        """Whether a thread waits for the lanes. It alone takes ends out of them: it would
+        miss what another takes."""
         self._shared = False
         """Whether several threads have waited at once: then each end wakes the one who waits."""
 
@@ -117,7 +121,8 @@ class Lanes:
             self._to_threads(group, slots)
 
     def _populate(self, group: Group, slots: Array) -> None:
-        """Have the pages made that these reads go to: btrfs serves untouched memory from the page cache. Nearly packed ones at once."""
+        """Have the pages made that these reads go to: btrfs serves untouched memory from the page cache.
+        Nearly packed ones at once."""
         t, direct = self._table, group.target.direct
         if direct is None:
             return
@@ -228,8 +233,8 @@ class Lanes:
             self._uring.fill()
 
     def flush(self, *, waits: bool = True) -> None:
-        """Hand over to the kernel what lies in the ring, and to I/O threads what is to be gathered; `waits`: the caller is about to
-        do its part of that."""
+        """Hand over to the kernel what lies in the ring, and to I/O threads what is to be gathered; `waits`:
+        the caller is about to do its part of that."""
         if self._uring is not None:
             self._uring.flush()
         if self._fresh and self._gather is not None:
@@ -243,7 +248,8 @@ class Lanes:
             self._gather.start(0)
 
     def block(self, need: int, timeout: float | None) -> None:
-        """Wait for about `need` ends, at most `timeout` seconds, the batch's lock let go meanwhile; or while another waits."""
+        """Wait for about `need` ends, at most `timeout` seconds, the batch's lock let go
+        meanwhile; or while another waits."""
         if self._waiter:
             self._shared = True
             self._changed.wait(self._slice(timeout))
@@ -307,7 +313,8 @@ class Lanes:
         return LOOK_SECONDS if timeout is None else min(timeout, LOOK_SECONDS)
 
     def _block_on_ring(self, uring: UringLane, need: int, timeout: float | None, busy: bool) -> None:
-        """Wait, and refill the ring between two waits: until storage is at work again nothing else is done."""
+        """Wait, and refill the ring between two waits: until storage is at work
+        again nothing else is done."""
         gathered = 0
         while True:
             uring.prepare(need - gathered, also_bell=busy)

@@ -1,7 +1,8 @@
-"""What each request of a batch has moved, and by which way: into the table, into the tally, and told at its end.
+"""What each request of a batch has moved, and by which way: into the table, into the
+tally, and told at its end.
 
-A request that both backends have a share in is the exception: the table has its ways and its bytes, but not how many of
-them went direct. Those are kept here by slot, from the first share until the slot has ended.
+A request that both backends have a share in is the exception: the table has its ways and its bytes, but not
+how many of them went direct. Those are kept here by slot, from the first share until the slot has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Moved:
         """Direct bytes of requests that fallback has a share in."""
 
     def whole(self, group: Group, slots: Array) -> Array:
-        """The ring has moved these as they were asked for; returns those that came from the page cache all the same."""
+        """The ring has moved these as they were asked for; returns those that came from the
+        page cache all the same."""
         t = self._table
         t.done[slots] = t.nbytes[slots]
         t.way[slots] = FASTPATH
@@ -62,7 +64,8 @@ class Moved:
         return served
 
     def gathered(self, group: Group, slots: Array, nbytes: Array, *, late: Array | None = None) -> None:
-        """These have been read through host memory. `late`: which of them had their timeouts reported before: their rows stay."""
+        """These have been read through host memory. `late`: which of them had their timeouts reported
+        before: their rows stay."""
         t, relayed = self._table, group.target.ring is not None
         fresh = slots if late is None else slots[~late]
         t.done[fresh] = nbytes if late is None else nbytes[~late]
@@ -99,7 +102,8 @@ class Moved:
         self._direct(group, slot, nbytes)
 
     def by_thread(self, out: Outcome, *, late: bool) -> None:
-        """An I/O thread has ended a request; `late`: after its timeout was reported, so that its row stays as it was."""
+        """An I/O thread has ended a request; `late`: after its timeout was reported, so that
+        its row stays as it was."""
         t, slot = self._table, out.slot
         self._tally.pieces(out.group, out.pieces)
         self._tally.retries(out.retries)

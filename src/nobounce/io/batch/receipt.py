@@ -1,4 +1,5 @@
-"""The receipt of a batch: sums by way and reason, not a segment per request, and the evidence for its direct bytes."""
+"""The receipt of a batch: sums by way and reason, not a segment per request, and the
+evidence for its direct bytes."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ class _Sum:
 class Tally:
     """What the batch has done so far.
 
-    Evidence is taken per stretch of work, from the first request under way to the moment when none is: the kernel's
-    counters of the threads that carried it out must have moved by the direct bytes, and the page cache must not have grown.
+    Evidence is taken per stretch of work, from the first request under way to the moment when none is: the
+    kernel's counters of the threads that carried it out must have moved by the direct bytes, and the page
+    cache must not have grown.
     """
 
     def __init__(self) -> None:
@@ -143,7 +145,8 @@ class Tally:
             self._deny(group.denied_nbytes)
 
     def end(self, metered: tuple[int, int] | None, scheduler: Scheduler) -> None:
-        """Nothing is under way any more; `metered` is what the I/O threads' counters moved by (None: not known)."""
+        """Nothing is under way any more; `metered` is what the I/O threads' counters
+        moved by (None: not known)."""
         if not self._open:
             return
         self._open = False

@@ -69,11 +69,12 @@ class _Read(NamedTuple):
 
 
 class Slots:
-    """One thread's slots of a device's bounce ring, as many as there are of those it can use, and its copy stream."""
+    """One thread's slots of a device's bounce ring, as many as there are of those it can
+    use, and its copy stream."""
 
     def __init__(self, ring: Ring, by: Blocks, *, scatters: bool) -> None:
-        """`scatters`: neighbours in the slots may be apart on the device. Raises DeviceError and OutOfMemoryError, and holds nothing
-        then."""
+        """`scatters`: neighbours in the slots may be apart on the device. Raises DeviceError and
+        OutOfMemoryError, and holds nothing then."""
         self.ring, self._most = ring, by.ahead + SPARE_SLOTS
         self.free: list[tuple[int, int]] = []
         self._held = 0
@@ -99,8 +100,8 @@ class Slots:
         return slot is not None
 
     def queue(self, copies: Copies, slot: tuple[int, int], used: int) -> None:
-        """Start copies out of a slot of which `used` bytes hold data, or into it, and have its event tell of their end. Raises
-        DeviceError and MemoryError."""
+        """Start copies out of a slot of which `used` bytes hold data, or into it, and have its event tell of
+        their end. Raises DeviceError and MemoryError."""
         count, ring = len(copies.nbytes), self.ring
         if (
             self._scatter is not None
@@ -189,7 +190,8 @@ class ReadRelay:
         return split(oldest.reading.window, oldest.reading.finish())
 
     def _failed(self, error: Exception) -> list[Ended]:
-        """The device has refused copies: those of every window that has any are in doubt, and none is under way afterwards."""
+        """The device has refused copies: those of every window that has any are in doubt, and none
+        is under way afterwards."""
         try:
             self._slots.calls.finish(self._slots.stream)
         except DeviceError as e:
@@ -268,7 +270,8 @@ class WriteRelay:
         return ended
 
     def _failed(self, error: Exception) -> list[Ended]:
-        """The device has refused copies: none of their windows is written, and no copy is under way afterwards."""
+        """The device has refused copies: none of their windows is written, and no copy
+        is under way afterwards."""
         try:
             self._slots.calls.finish(self._slots.stream)
         except DeviceError as e:

@@ -1,4 +1,5 @@
-"""The ends of a batch's requests that nobody has taken yet, and the errors among them, made when they are taken."""
+"""The ends of a batch's requests that nobody has taken yet, and the errors among them,
+made when they are taken."""
 
 from __future__ import annotations
 

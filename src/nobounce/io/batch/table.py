@@ -1,7 +1,7 @@
 """The requests of a batch as columns, and what a batch hands back.
 
-A request is a slot in a few arrays from its submission until its result is taken; then the slot is free again. Memory is
-bounded by the batch's capacity, and grows to it only as needed.
+A request is a slot in a few arrays from its submission until its result is taken; then the slot is free
+again. Memory is bounded by the batch's capacity, and grows to it only as needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ WAY_NAMES: tuple[Way, ...] = ("", "fastpath", "fallback", "both")
 
 
 class BatchEvent(NamedTuple):
-    """The end of one request: its id, bytes moved, errno (0: none), status, backend, cookie and, if it failed, the error."""
+    """The end of one request: its id, bytes moved, errno (0: none), status, backend, cookie and,
+    if it failed, the error."""
 
     id: int
     nbytes: int
@@ -42,10 +43,12 @@ class BatchEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Requests that have ended, in the order in which they did, as arrays of one length; iterates as BatchEvents.
+    """Requests that have ended, in the order in which they did, as arrays of one length;
+    iterates as BatchEvents.
 
-    `ids` and `nbytes` (bytes moved) are int64, `errnos` int32 (0 where nothing failed). `errors` holds the exception of
-    each request that is not complete, by id. A read that met the end of the file is complete, with fewer bytes.
+    `ids` and `nbytes` (bytes moved) are int64, `errnos` int32 (0 where nothing failed). `errors` holds
+    the exception of each request that is not complete, by id. A read that met the end of the file is
+    complete, with fewer bytes.
     """
 
     ids: Array

@@ -1,7 +1,8 @@
-"""The requests of a batch that I/O threads carry out: devices whose direct call is a vendor's, every fallback, and all of
-them where the kernel has no io_uring for us.
+"""The requests of a batch that I/O threads carry out: devices whose direct call is a vendor's, every
+fallback, and all of them where the kernel has no io_uring for us.
 
-A thread takes one request at a time and moves it by a worker, as those of a single transfer do. Small relayed requests are taken many at once: one bounce slot, one copy op for all of them.
+A thread takes one request at a time and moves it by a worker, as those of a single transfer do. Small relayed
+requests are taken many at once: one bounce slot, one copy op for all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """How a request ended: bytes from its start on, and the error if there was one. Kept while a worker moves it."""
+    """How a request ended: bytes from its start on, and the error if there was one. Kept
+    while a worker moves it."""
 
     slot: int
     group: Group
@@ -141,7 +143,8 @@ class ThreadLane:
         return gone
 
     def take_metered(self) -> tuple[int, int] | None:
-        """(read, written) bytes that the kernel has counted for the threads since the last call; None: not known.
+        """(read, written) bytes that the kernel has counted for the threads since the
+        last call; None: not known.
 
         Asked when nothing is under way: waits for threads that are just about to hand their counters in.
         """

@@ -1,7 +1,8 @@
 """The requests of a batch that go straight to the kernel through io_uring, many per system call.
 
-Their entries are made by the batch for all requests of a call at once; here they are copied into the ring as room comes
-up, and completions are sorted into those that are simply done and the odd ones: short, failed, cancelled.
+Their entries are made by the batch for all requests of a call at once; here they are copied into the
+ring as room comes up, and completions are sorted into those that are simply done and the odd ones:
+short, failed, cancelled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _SPARE = 8
 
 
 class UringLane:
-    """A queue of slots and a ring. The thread that waits on the batch drives it; nothing runs behind its back."""
+    """A queue of slots and a ring. The thread that waits on the batch drives it;
+    nothing runs behind its back."""
 
     def __init__(self, depth: int, table: Table) -> None:
         """Raises OSError where there is no io_uring."""
@@ -49,7 +51,8 @@ class UringLane:
         return bool(self._queue)
 
     def put(self, slots: Array, op: str, fd: int, address: int) -> None:
-        """Queue reads or writes between one file and one buffer at `address`; the first of them start at once."""
+        """Queue reads or writes between one file and one buffer at `address`; the
+        first of them start at once."""
         room = self._depth - self.running
         if len(slots) > room > 0 and not self._queue:
             self._queue_up(slots[:room], op, fd, address)
@@ -84,7 +87,8 @@ class UringLane:
         return np.concatenate(gone)
 
     def fill(self) -> None:
-        """Put as many queued requests into the ring as the depth allows; the next system call hands them over."""
+        """Put as many queued requests into the ring as the depth allows; the next
+        system call hands them over."""
         while self._queue and (room := self._depth - self.running) > 0:
             slots, entries = self._queue.popleft()
             if len(slots) > room:
@@ -152,7 +156,8 @@ class UringLane:
         return found["user_data"].astype("i8"), found["result"].copy()
 
     def cancel(self, slots: Array) -> None:
-        """Ask the kernel to give running requests up; they end all the same, by ECANCELED or as if nothing had been asked."""
+        """Ask the kernel to give running requests up; they end all the same, by ECANCELED or as
+        if nothing had been asked."""
         for slot in slots.tolist()[: _SPARE - 1 - self._special]:
             entry = uring.blank(1)
             entry["opcode"], entry["fd"], entry["address"] = uring.OP_ASYNC_CANCEL, -1, slot

@@ -1,4 +1,5 @@
-"""What one thread gathers at a time: a window of requests, read in place or packed into a bounce slot and copied from there."""
+"""What one thread gathers at a time: a window of requests, read in place or packed into a bounce
+slot and copied from there."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def numbered(reads: Array, nbytes: Array, packed: bool) -> Array:
 
 
 class Ended(NamedTuple):
-    """Requests that the lane is done with: bytes that are in the buffer, or minus the errno. `error`: the device's, of all of them."""
+    """Requests that the lane is done with: bytes that are in the buffer, or minus the errno. `error`: the
+    device's, of all of them."""
 
     group: Group
     slots: Array
@@ -145,7 +147,8 @@ class Reading:
     __slots__ = ("_by", "_known", "_started", "window")
 
     def __init__(self, window: Window, address: int | None, by: Blocks) -> None:
-        """In place, or into the slot at `address`. Never raises: a request that is lost would be waited for for ever."""
+        """In place, or into the slot at `address`. Never raises: a request that is lost
+        would be waited for for ever."""
         self.window, self._by = window, by
         self._known: Array | None = None
         try:
@@ -222,7 +225,8 @@ def split(window: Window, results: Array, error: Exception | None = None) -> lis
 
 
 def together(ended: list[Ended]) -> list[Ended]:
-    """Those that ended alike as one: looking at the ends of a window costs the same for one request and for thousands."""
+    """Those that ended alike as one: looking at the ends of a window costs the same for one
+    request and for thousands."""
     import numpy as np
 
     if len(ended) < 2:

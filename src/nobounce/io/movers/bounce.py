@@ -1,6 +1,7 @@
 """The bounce ring of a device: pinned host memory that fallback relays through, made once and bounded.
 
-Pinning runs at 1.5 to 5 GiB/s, so slots are made on first need, kept until `trim`, and never made per call (J-15, J-21).
+Pinning runs at 1.5 to 5 GiB/s, so slots are made on first need, kept until `trim`, and never
+made per call (J-15, J-21).
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from nobounce.io.strategy import MAX_SLOTS, SLOT_NBYTES
 from nobounce.runtimes.base import Runtime
 
 REFUSED_SECONDS = 1.0
-"""After pinned memory was short, slots that are there have to do for so long: asking for it again at each slot takes its time."""
+"""After pinned memory was short, slots that are there have to do for so long: asking for it again at
+each slot takes its time."""
 PATIENCE = 5.0
-"""Seconds to wait for gates to open before the first copy streams are made all the same: gates may be other devices'."""
+"""Seconds to wait for gates to open before the first copy streams are made all the same:
+gates may be other devices'."""
 
 
 class Ring:
-    """Pinned slots of `SLOT_NBYTES` bytes for one device, at most `MAX_SLOTS`, each with an event for its last copy."""
+    """Pinned slots of `SLOT_NBYTES` bytes for one device, at most `MAX_SLOTS`, each with an
+    event for its last copy."""
 
     def __init__(
         self, runtime: Runtime, device: int, *, slot_nbytes: int = SLOT_NBYTES, most: int = MAX_SLOTS
@@ -57,14 +61,16 @@ class Ring:
 
     @property
     def fair(self) -> int:
-        """Slots that each relay at work may hold: three quarters of all, divided. The rest is for whoever needs just one."""
+        """Slots that each relay at work may hold: three quarters of all, divided. The rest is
+        for whoever needs just one."""
         return max(1, (self.most - self.most // 4) // max(1, self._relays))
 
     def acquire(self, *, wait: bool) -> tuple[int, int] | None:
         """A free slot as (address, event); None when there is none and `wait` is False.
 
-        While a stream is held at a gate none is made but the first one: pinning memory may wait for the device, which waits for
-        the gate. So nobody may wait here who holds a slot. Raises OutOfMemoryError when not even one slot can be pinned.
+        While a stream is held at a gate none is made but the first one: pinning memory may wait for the
+        device, which waits for the gate. So nobody may wait here who holds a slot. Raises OutOfMemoryError
+        when not even one slot can be pinned.
         """
         while True:
             with self._changed.mutex:
@@ -105,8 +111,8 @@ class Ring:
         return None if quiet is not None and self._made else _nothing
 
     def prepare(self, slots: int, streams: int) -> None:
-        """Have so many slots free, and as many for each gate that is closed, and copy streams made, now: nothing is allocated
-        while a stream is held at a gate."""
+        """Have so many slots free, and as many for each gate that is closed, and copy streams made, now:
+        nothing is allocated while a stream is held at a gate."""
         quiet = quiet_of(self.runtime)
         wanted = slots * (1 + (quiet.gates if quiet is not None else 0))
         if (
@@ -139,7 +145,8 @@ class Ring:
             )
 
     def _make_streams(self, wanted: int, *, wait: bool) -> bool:
-        """Make copy streams; False, without `wait`, where a stream is held at a gate and the runtime cannot make any."""
+        """Make copy streams; False, without `wait`, where a stream is held at a gate and the
+        runtime cannot make any."""
         ahead = self.runtime.streams_ahead
         quiet = quiet_of(self.runtime) if ahead else None
         if quiet is not None:
@@ -169,7 +176,8 @@ class Ring:
         return True
 
     def _make(self) -> tuple[int, int] | None:
-        """A slot that is counted already. Where none comes of it that is taken back, and who waits for one tries as well."""
+        """A slot that is counted already. Where none comes of it that is taken back, and who
+        waits for one tries as well."""
         event = address = 0
         try:
             event = self.runtime.event_create(self.device, timing=False)
@@ -194,7 +202,8 @@ class Ring:
             self._changed.notify_all()  # some wait for slots, some for streams
 
     def borrow(self) -> tuple[int, tuple[int, int]] | None:
-        """A copy stream and a slot that are there, for whoever waits for nothing; None too while a large relay is at work."""
+        """A copy stream and a slot that are there, for whoever waits for nothing; None too while
+        a large relay is at work."""
         with self._changed.mutex:
             if not self._streams or self._relays or len(self._free) <= self.wanted:
                 return None
@@ -216,13 +225,15 @@ class Ring:
         return view
 
     def abandon(self, slots: int) -> None:
-        """So many slots never come back, because something may write into them for good: others may be made for them."""
+        """So many slots never come back, because something may write into them for good:
+        others may be made for them."""
         with self._changed.mutex:
             self._made -= slots
             self._changed.notify_all()
 
     def trim(self) -> int:
-        """Give the free slots back; returns their bytes. None while a stream is held at a gate: unpinning waits for the device."""
+        """Give the free slots back; returns their bytes. None while a stream is held at a gate:
+        unpinning waits for the device."""
         quiet = quiet_of(self.runtime)
         if quiet is not None and not quiet.try_call():
             return 0
@@ -246,8 +257,8 @@ class Ring:
                 quiet.called()
 
     def copy_stream(self) -> int:
-        """A private non-blocking stream, to be given back with `return_stream`. Take it before a slot, never behind one:
-        where no stream can be made while one is held at a gate, it is waited for."""
+        """A private non-blocking stream, to be given back with `return_stream`. Take it before a slot, never
+        behind one: where no stream can be made while one is held at a gate, it is waited for."""
         while True:
             with self._changed.mutex:
                 if self._streams:
@@ -259,7 +270,8 @@ class Ring:
                 self._changed.wait_for(lambda: bool(self._streams), 0.1)
 
     def return_stream(self, stream: int, *, aside: bool = False) -> None:
-        """`aside`: copies of other transfers may still be under way on it, so whoever wants one next had better take another."""
+        """`aside`: copies of other transfers may still be under way on it, so whoever wants one next
+        had better take another."""
         with self._changed.mutex:
             self._streams.insert(0 if aside else len(self._streams), stream)
             self._changed.notify_all()

@@ -1,8 +1,9 @@
-"""The backend through host memory: pread and pwrite, with a relay through the bounce ring where the host cannot reach the
-device's memory (on `cpu` it can: there the page cache alone is on the way).
+"""The backend through host memory: pread and pwrite, with a relay through the bounce ring where the host
+cannot reach the device's memory (on `cpu` it can: there the page cache alone is on the way).
 
-With cache="avoid" nothing stays in the page cache: RWF_DONTCACHE (Linux 6.14) drops what the call itself brought in and leaves
-what was there. Read-ahead and file systems without it leave pages all the same: the job drops those that were not there before.
+With cache="avoid" nothing stays in the page cache: RWF_DONTCACHE (Linux 6.14) drops what the call itself
+brought in and leaves what was there. Read-ahead and file systems without it leave pages all the same: the job
+drops those that were not there before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from nobounce.runtimes.base import CopyCalls
 
 RWF_DONTCACHE = 0x80
 FRESH_STEP = 2 << 20
-"""Bytes of fresh memory that are made ready at once: a huge page, which is read into while it is in the CPU's cache."""
+"""Bytes of fresh memory that are made ready at once: a huge page, which is read into while
+it is in the CPU's cache."""
 
 _no_dontcache: set[int] = set()
 """st_dev of file systems that refused RWF_DONTCACHE."""
@@ -56,7 +58,8 @@ class Straight:
 
 
 class Relay:
-    """One worker's share of a relayed transfer. Copies to the device run behind the reads; `flush` waits for them."""
+    """One worker's share of a relayed transfer. Copies to the device run behind the
+    reads; `flush` waits for them."""
 
     def __init__(self, target: Target, ring: Ring) -> None:
         self._target, self._ring = target, ring
@@ -210,7 +213,8 @@ class Relay:
         return piece, slot
 
     def flush(self) -> list[Piece]:
-        """Wait for every copy under way and give slots and stream back; returns their pieces. Raises the first error."""
+        """Wait for every copy under way and give slots and stream back; returns their
+        pieces. Raises the first error."""
         pieces = []
         first: BaseException | None = None
         try:
@@ -274,7 +278,8 @@ def _into_fresh(t: Target, address: int, file_offset: int, nbytes: int) -> tuple
 def _host_io(
     t: Target, address: int, file_offset: int, nbytes: int, direct_fd: int = -1
 ) -> tuple[int, bool, OSError | None]:
-    """pread or pwrite until done: (bytes moved, end of file met, error). With `direct_fd` by O_DIRECT as far as that goes."""
+    """pread or pwrite until done: (bytes moved, end of file met, error). With `direct_fd` by
+    O_DIRECT as far as that goes."""
     call = rawio.pread_into if t.op == "read" else rawio.pwrite_from
     fd = direct_fd if direct_fd >= 0 else t.buffered_fd
     flags = host_flags(t) if fd == t.buffered_fd else 0

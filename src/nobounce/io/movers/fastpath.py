@@ -1,10 +1,11 @@
 """The direct backend: O_DIRECT or the vendor's call, straight between storage and the buffer.
 
-Who raises what: the system's errors come out as `DirectFailure` with the bytes that had moved before, so that the engine
-can let fallback finish the chunk in its place; a runtime's own failure (DeviceError) is never retried (hipFile C-17).
+Who raises what: the system's errors come out as `DirectFailure` with the bytes that had moved before, so
+that the engine can let fallback finish the chunk in its place; a runtime's own failure (DeviceError) is
+never retried (hipFile C-17).
 
-A short direct transfer is not an end: the loop goes on, from an aligned place (an unaligned start would fail with EINVAL for
-ever), and gives up to fallback when three tries in a row bring nothing.
+A short direct transfer is not an end: the loop goes on, from an aligned place (an unaligned start would fail
+with EINVAL for ever), and gives up to fallback when three tries in a row bring nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class DirectFailure(Exception):
 def move(target: Target, chunk: Chunk) -> tuple[int, bool]:
     """Move the chunk; returns (bytes moved from its start on, whether the end of the file was met).
 
-    Fewer bytes without an end of file means that the direct path stalled. Raises DirectFailure and DeviceError.
+    Fewer bytes without an end of file means that the direct path stalled. Raises
+    DirectFailure and DeviceError.
     """
     direct = target.direct
     if direct is None or target.direct_fd < 0:

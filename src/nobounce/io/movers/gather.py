@@ -1,7 +1,8 @@
 """Many blocks of files read into memory of the host by one thread, with no Python work per block.
 
-The thread has a ring of io_uring to itself while it reads: whole arrays of entries go in, and what the page cache holds has been
-copied when the call that hands them over returns. Where the kernel lets no one have a ring, the blocks are read one by one.
+The thread has a ring of io_uring to itself while it reads: whole arrays of entries go in, and what the page
+cache holds has been copied when the call that hands them over returns. Where the kernel lets no one have a
+ring, the blocks are read one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ KEPT_RINGS = 32
 ADDRESS, NUMBER = 2, 4
 """Words of an entry: where in memory it begins, and its user_data."""
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-"""Read what the page cache holds; EAGAIN for a block of which it does not hold every byte. 0 where Python does not know of it."""
+"""Read what the page cache holds; EAGAIN for a block of which it does not hold every byte. 0 where
+Python does not know of it."""
 
 
 def entries(
@@ -66,14 +68,15 @@ class Blocks(Protocol):
         """Calls of `start` that are worth having under way at once."""
 
     def start(self, reads: Array) -> Any:
-        """Begin the `entries`, which are read in any order; they are numbered one after the other, and this one's to number anew.
-        Returns what the other methods take."""
+        """Begin the `entries`, which are read in any order; they are numbered one after the other, and this
+        one's to number anew. Returns what the other methods take."""
 
     def is_done(self, started: Any) -> bool:
         """Whether `finish` would not wait."""
 
     def finish(self, started: Any) -> Array:
-        """An int64 array: bytes read, short at the end of a file, or minus the errno. None of these is under way afterwards."""
+        """An int64 array: bytes read, short at the end of a file, or minus the errno. None of these
+        is under way afterwards."""
 
     def drain(self) -> None:
         """Wait until nothing is under way."""

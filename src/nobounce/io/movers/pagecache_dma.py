@@ -1,9 +1,11 @@
-"""Page-cached bytes to a device without a host copy: the pages are mapped, pinned for the device and read by it directly.
+"""Page-cached bytes to a device without a host copy: the pages are mapped, pinned for the device
+and read by it directly.
 
-A window of the file is mapped, its pages registered with the runtime (read-only), and copied from in place. Registering costs
-about 0.03 s of CPU per GiB where a relay costs 0.2. Unregistering stalls the registrations and copies under way, so it is put
-off until the data is there, and done on another thread; until then the pages stay pinned, which `budget` bounds for the
-process. The CPU never touches the mapping: a file that shrinks under it cannot raise SIGBUS (case C68), registering it fails.
+A window of the file is mapped, its pages registered with the runtime (read-only), and copied from in place.
+Registering costs about 0.03 s of CPU per GiB where a relay costs 0.2. Unregistering stalls the registrations
+and copies under way, so it is put off until the data is there, and done on another thread; until then the
+pages stay pinned, which `budget` bounds for the process. The CPU never touches the mapping: a file that
+shrinks under it cannot raise SIGBUS (case C68), registering it fails.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ class PageCacheDma:
         return address
 
     def flush(self) -> list[Piece]:
-        """Wait for every copy under way, before the relay is flushed; returns their pieces. `GiveBack` gives the pages back."""
+        """Wait for every copy under way, before the relay is flushed; returns their pieces.
+        `GiveBack` gives the pages back."""
         if self._stream is not None:
             try:
                 self._target.runtime.stream_sync(self._stream)
@@ -169,7 +172,8 @@ class Window(NamedTuple):
     nbytes: int
 
     def give_back(self, *, wait: bool = True) -> bool:
-        """Unregister and unmap; whether that was done. Without `wait` not while a stream is held at a gate."""
+        """Unregister and unmap; whether that was done. Without `wait` not while a
+        stream is held at a gate."""
         quiet = quiet_of(self.runtime)
         if quiet is not None:
             if wait:
@@ -181,7 +185,9 @@ class Window(NamedTuple):
                     self.runtime.host_registration, self.runtime.name, "registered memory"
                 ).unregister_host(self.address)
             except DeviceError:
-                return True  # still pinned: unmapped, it would leave the device reading what is not ours, so it stays mapped
+                # Still pinned: unmapped, it would leave the device reading what is not
+                # ours, so it stays mapped.
+                return True
             finally:
                 quiet.called()
         libc.unmap(self.address, self.nbytes)
@@ -190,10 +196,11 @@ class Window(NamedTuple):
 
 
 class Keeper:
-    """Holds pinned windows until nothing has been pinned for `IDLE_SECONDS`, and gives them back on a thread of its own.
+    """Holds pinned windows until nothing has been pinned for `IDLE_SECONDS`, and gives them
+    back on a thread of its own.
 
-    Unregistering stalls registering, so doing it while the next file is being read would cost that a third of its speed.
-    Whoever finds the budget spent takes the oldest ones back at once.
+    Unregistering stalls registering, so doing it while the next file is being read would cost that a third of
+    its speed. Whoever finds the budget spent takes the oldest ones back at once.
     """
 
     def __init__(self) -> None:
@@ -216,7 +223,8 @@ class Keeper:
                 self._serving = False
             if not isinstance(e, RuntimeError | MemoryError):
                 raise
-            # No thread can be started: now, then. What a closed gate keeps pinned waits for the next who keeps or makes room.
+            # No thread can be started: now, then. What a closed gate keeps pinned waits for the next
+            # who keeps or makes room.
             while self.make_room():
                 pass
 

@@ -1,10 +1,11 @@
 """Blocks read by threads of the kernel side by side, driven by one thread of ours.
 
-Threads of this process hand the interpreter's lock to one another at every call, and one that sleeps takes longer to wake than a
-megabyte to copy. A ring with IORING_SETUP_SQPOLL has a thread of its own that keeps looking for work for a moment after the last
-request: on 16 cores one Python thread has 16 MiB of page-cached bytes read in 0.27 ms by twelve of them, where twelve of its own
-threads take 0.44 and io_uring's workers, which are woken one after the other, 0.45 to 0.9 (benchmarks/README.md). But that moment
-keeps a core busy for some 7 ms, so few do where a read is alone.
+Threads of this process hand the interpreter's lock to one another at every call, and one that sleeps takes
+longer to wake than a megabyte to copy. A ring with IORING_SETUP_SQPOLL has a thread of its own that keeps
+looking for work for a moment after the last request: on 16 cores one Python thread has 16 MiB of page-cached
+bytes read in 0.27 ms by twelve of them, where twelve of its own threads take 0.44 and io_uring's workers,
+which are woken one after the other, 0.45 to 0.9 (benchmarks/README.md). But that moment keeps a core busy for
+some 7 ms, so few do where a read is alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ IDLE_MS = 1
 DEPTH = 2048
 """Entries of such a ring: two windows of a batch."""
 FOLLOWS = 2
-"""A read that begins within so many times as long as the last one took follows on it: polling is not for nothing then."""
+"""A read that begins within so many times as long as the last one took follows on it: polling
+is not for nothing then."""
 
 
 class Started:
@@ -160,7 +162,8 @@ _pool = _Pool()
 
 
 def polled(wanted: int, most: int) -> KernelBlocks | None:
-    """Up to `wanted` polling rings, of at most `most` in the process; None where there is none to be had now."""
+    """Up to `wanted` polling rings, of at most `most` in the process; None where
+    there is none to be had now."""
     pool, rings = _pool, list[uring.Ring]()
     found = KernelBlocks(rings, pool.free)
     with contextlib.suppress(

@@ -1,8 +1,10 @@
-"""The copies of a relay: what has been read goes to the device in batches, and its units are free once it is there.
+"""The copies of a relay: what has been read goes to the device in batches, and its units
+are free once it is there.
 
-Between two copies of a stream the device rests for microseconds, while the next one's first bytes are on their way: one copy of
-4 MiB after the other comes to 0.96 of a link, batches of two to 0.98, of four to 0.99 (benchmarks/README.md). So a copy waits for
-others, but only while enough of them are under way that the link does not.
+Between two copies of a stream the device rests for microseconds, while the next one's first bytes are
+on their way: one copy of 4 MiB after the other comes to 0.96 of a link, batches of two to 0.98, of
+four to 0.99 (benchmarks/README.md). So a copy waits for others, but only while enough of them are
+under way that the link does not.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from nobounce.io.movers.uring_relay import UringRelay
 
 BATCH_NBYTES = 8 << 20
-"""Bytes that a batch of copies is made of, where there is time to wait for them: what waits could be read into."""
+"""Bytes that a batch of copies is made of, where there is time to wait for them: what
+waits could be read into."""
 ENOUGH_NBYTES = 16 << 20
-"""Bytes of copies under way that keep a link busy for as long as the next reads take: a third of a millisecond."""
+"""Bytes of copies under way that keep a link busy for as long as the next reads take:
+a third of a millisecond."""
 
 
 class Batch(NamedTuple):
@@ -68,7 +72,8 @@ class Copies:
     def queue(self, me: UringRelay, owner: UringRelay, units: list[Unit]) -> None:
         """Queue the copies: one for each run of neighbours, one call and one event for all of them.
 
-        On one stream, whosever they are: side by side they take a tenth longer, and free their units together instead of in turns.
+        On one stream, whosever they are: side by side they take a tenth longer, and free their units
+        together instead of in turns.
         """
         t, stream = owner.target, me.stream
         pieces: list[Piece] = []
@@ -103,7 +108,8 @@ class Copies:
         self.batches.append(Batch(owner, stream, event, units, pieces, nbytes, began))
 
     def wait(self, *more: int) -> None:
-        """All that are under way, on `more` streams too: their destinations are about to be their owners' again."""
+        """All that are under way, on `more` streams too: their destinations are about
+        to be their owners' again."""
         for stream in {*more, *(batch.stream for batch in self.batches)}:
             self._quiesce(stream)
 
@@ -132,7 +138,8 @@ class Copies:
             self.settle_oldest(me, known=known)
 
     def settle_oldest(self, me: UringRelay, *, known: bool = False) -> None:
-        """Wait for the oldest copies, unless they are `known` to be done: their units are free, and their bytes have arrived."""
+        """Wait for the oldest copies, unless they are `known` to be done: their units are free, and
+        their bytes have arrived."""
         batch = self.batches.popleft()
         self.moving_nbytes -= batch.nbytes
         owner = batch.owner
@@ -158,7 +165,8 @@ def _place(unit: Unit) -> tuple[int, int]:
 
 
 def _follows(first: Unit, nbytes: int, unit: Unit) -> bool:
-    """Whether `unit` goes on where `nbytes` from `first` end, in the file, in the slot and at the destination."""
+    """Whether `unit` goes on where `nbytes` from `first` end, in the file, in the
+    slot and at the destination."""
     return (
         unit.slot is first.slot
         and unit.address + unit.lead == first.address + first.lead + nbytes

@@ -1,8 +1,9 @@
 """Transfers that relay through one ring at the same time have their reads done by one thread of theirs.
 
-Each thread that waits for the kernel, asks for copies and hands the interpreter's lock to the others takes slots and time from
-them: eight together came to two thirds of what one reaches. So the first of them drives: it starts everybody's reads in turns,
-queues everybody's copies on its own stream, and passes the role on when its own transfer is over. The others sleep.
+Each thread that waits for the kernel, asks for copies and hands the interpreter's lock to the others takes
+slots and time from them: eight together came to two thirds of what one reaches. So the first of them drives:
+it starts everybody's reads in turns, queues everybody's copies on its own stream, and passes the role on when
+its own transfer is over. The others sleep.
 
 Only who drives touches slots, units, reads and copies; the lock guards who that is and who sleeps.
 """
@@ -71,7 +72,8 @@ class Hub:
                 raise
 
     def release(self, me: UringRelay) -> None:
-        """`me` drives no longer. Between two chunks it keeps the role: it is back before another thread were awake."""
+        """`me` drives no longer. Between two chunks it keeps the role: it is back before
+        another thread were awake."""
         with self._mutex:
             if self.driver is me:
                 if not self.broken:
@@ -91,7 +93,8 @@ class Hub:
                     sleeper.wake()
 
     def _break(self, error: BaseException) -> None:
-        """The kernel's ring failed, or memory for a slot: nobody's transfer goes on, and what is read into is nobody's."""
+        """The kernel's ring failed, or memory for a slot: nobody's transfer goes on, and what
+        is read into is nobody's."""
         with _lock:
             self._unlist()
             if isinstance(error, Exception):
@@ -132,7 +135,8 @@ class Hub:
 
 
 def join(me: UringRelay, ring: Ring, unit_nbytes: int) -> Hub:
-    """The hub for units of this size, with `me` in it. Raises OSError where the kernel gives no ring for one."""
+    """The hub for units of this size, with `me` in it. Raises OSError where the
+    kernel gives no ring for one."""
     with _lock:
         known = _hubs.setdefault(ring, {})
         hub = known.get(unit_nbytes)

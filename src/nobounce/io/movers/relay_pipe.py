@@ -1,4 +1,5 @@
-"""The reads of transfers that relay through one ring, started in turns by one thread and done by the kernel's workers.
+"""The reads of transfers that relay through one ring, started in turns by one thread and done
+by the kernel's workers.
 
 Who calls is one thread at a time (relay_hub); nothing here is locked.
 """
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 DEPTH = 256
 """Reads that may be under way in one ring."""
 WAIT_PART, WAIT_NBYTES = 4, 4 << 20
-"""A waiting thread sleeps until one in so many of the reads under way has ended, or so many bytes have come: woken for each
-small one it would do little else, and what has come but is not on its way holds memory that could be read into."""
+"""A waiting thread sleeps until one in so many of the reads under way has ended, or so many bytes have
+come: woken for each small one it would do little else, and what has come but is not on its way holds memory
+that could be read into."""
 PEEK = 1e-3
 """Seconds after which a thread that waits for the kernel looks round, where it waits for others too."""
 GLANCE = 1e-4
@@ -59,12 +61,13 @@ class Pipe:
         self.number = self.direct = 0
         self.stagger = max(1, workers(1))
         self._early = 1
-        """Which of the first reads comes next, one less than there are workers: a small one, so that copies begin at once, then larger
-        ones, so that they do not all end together."""
+        """Which of the first reads comes next, one less than there are workers: a small one, so that copies
+        begin at once, then larger ones, so that they do not all end together."""
         self._limited = (0, 0)
 
     def step(self, me: UringRelay) -> None:
-        """Do what can be done now, and wait for something unless `me` is ready: the thread that calls is its."""
+        """Do what can be done now, and wait for something unless `me` is ready: the
+        thread that calls is its."""
         self.copies.settle_ended(me)
         self._drop_the_failed()
         self.units.grew = False
@@ -206,8 +209,8 @@ def _take_ring() -> uring.Ring:
 
 
 def workers(relays: int) -> int:
-    """Kernel workers for each of so many threads that submit: together no more than one alone would have, and a core is left
-    for these."""
+    """Kernel workers for each of so many threads that submit: together no more than one alone would have, and
+    a core is left for these."""
     most = min(MOST_WORKERS, own_cpus() - 1)
     return max(1, most // max(1, relays))
 

@@ -1,6 +1,7 @@
 """The slots of a bounce ring that a relay holds, divided into units of one size.
 
-As many as the ring grants, fewer when others relay as well; who calls is one thread at a time, so nothing here is locked.
+As many as the ring grants, fewer when others relay as well; who calls is one thread at a time,
+so nothing here is locked.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Units:
         self.free: deque[Unit] = deque()
         self.events: list[int] = []
         self.grew = False
-        """Whether the last unit is of a slot that had to be made, which takes a millisecond or more: what can be read into by now
-        should be, before the next one is."""
+        """Whether the last unit is of a slot that had to be made, which takes a millisecond or more: what can
+        be read into by now should be, before the next one is."""
 
     def take(self) -> Unit | None:
         """A free part of a slot, or of one more slot, if there is any now."""
@@ -61,7 +62,8 @@ class Units:
         self.free.extend(Unit(slot, slot[0] + at) for at in range(0, last + 1, step))
 
     def _keeps(self) -> int:
-        """How many slots should be held at most: somebody may wait for one, or others relay as well by now."""
+        """How many slots should be held at most: somebody may wait for one, or
+        others relay as well by now."""
         return 1 if self.ring.wanted else min(self.ring.fair, self.most)
 
     def crowded(self) -> bool:
@@ -90,7 +92,8 @@ class Units:
                 self.ring.release(slot)
 
     def event(self) -> int | None:
-        """One that no batch has; not that of a slot that is to be given back. None: one has to be waited for."""
+        """One that no batch has; not that of a slot that is to be given back. None:
+        one has to be waited for."""
         kept = self.held[-1][1] if self.crowded() else 0
         return next((event for event in self.events if event != kept), None)
 

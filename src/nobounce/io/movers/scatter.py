@@ -1,7 +1,9 @@
-"""The copies out of a bounce slot that are too many to be queued one by one: a kernel of the device makes them.
+"""The copies out of a bounce slot that are too many to be queued one by one: a kernel
+of the device makes them.
 
-Each copy that the host queues takes it some 3 us; the kernel reads a table of them, and the slot itself, out of pinned memory. It is text that the
-driver compiles, loaded and launched once where no stream is held at a gate: the first launch of a kernel waits for the device.
+Each copy that the host queues takes it some 3 us; the kernel reads a table of them, and the slot itself, out
+of pinned memory. It is text that the driver compiles, loaded and launched once where no stream is held at a
+gate: the first launch of a kernel waits for the device.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class Scatter:
         self._kernel = modules.load_kernel(device, TEXT.encode(), NAME)
 
     def launch(self, table: int, rows: int, most_nbytes: int, stream: int) -> None:
-        """Make the copies of the table at this address of pinned memory, none of more than `most_nbytes` bytes. Raises DeviceError."""
+        """Make the copies of the table at this address of pinned memory, none of more than `most_nbytes`
+        bytes. Raises DeviceError."""
         self._modules.launch(self._kernel, (rows, max(1, -(-most_nbytes // PART))), THREADS, table, stream)
 
 
@@ -109,8 +112,8 @@ _known: weakref.WeakKeyDictionary[Ring, Scatter | None] = weakref.WeakKeyDiction
 
 
 def scatter_of(ring: Ring, slot: int, calls: CopyCalls, stream: int) -> Scatter | None:
-    """The kernel of the ring's device; None where there is none, or where it has not been loaded and a stream is held at a gate.
-    `slot` is a free one, `stream` one with nothing in it."""
+    """The kernel of the ring's device; None where there is none, or where it has not been loaded and a stream
+    is held at a gate. `slot` is a free one, `stream` one with nothing in it."""
     if ring in _known:
         return _known[ring]
     modules = ring.runtime.modules

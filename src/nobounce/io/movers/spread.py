@@ -1,6 +1,7 @@
 """One read of page-cached bytes, by threads of the kernel side by side, on its caller's thread.
 
-What is too large for one core to copy quickly, and over before a thread of ours or a worker of io_uring has woken.
+What is too large for one core to copy quickly, and over before a thread of ours or a
+worker of io_uring has woken.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
     from nobounce.runtimes.base import CopyCalls
 
 STRETCHES, LEAST_STRETCH = 8, 1 << 20
-"""Into so many stretches a read is cut, if each comes to a megabyte, and at most a slot: one is copied while the next are read."""
+"""Into so many stretches a read is cut, if each comes to a megabyte, and at most a slot: one is copied
+while the next are read."""
 PIECE, LARGE_PIECE, LARGE = 256 << 10, 512 << 10, 4 << 20
-"""Bytes that one thread reads at a time, and of a large read. To ask for one and to learn of its end costs the caller some 5 us; one
-thread reads 6 MiB in a millisecond."""
+"""Bytes that one thread reads at a time, and of a large read. To ask for one and to learn of its end costs
+the caller some 5 us; one thread reads 6 MiB in a millisecond."""
 UNDER_WAY = 2
-"""Pieces that one thread has: the one it reads and the next. With more it would tell of none before all of them have ended."""
+"""Pieces that one thread has: the one it reads and the next. With more it would tell of none
+before all of them have ended."""
 MOST_SLOTS, FEW_SLOTS = 24, 8
-"""Slots that a read has at most, and that are enough for a long one: what finds no room waits for the copies out of the oldest."""
+"""Slots that a read has at most, and that are enough for a long one: what finds no room waits for the
+copies out of the oldest."""
 SPIN = 50e-6
 """Seconds that the thread looks for the end of a read before it sleeps: to be woken takes as long."""
 
@@ -41,7 +45,8 @@ class Range(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A read in so many `stretches` of `whole` bytes, `each` of them to a slot, in pieces of `piece` bytes."""
+    """A read in so many `stretches` of `whole` bytes, `each` of them to a slot, in
+    pieces of `piece` bytes."""
 
     piece: int
     whole: int
@@ -68,7 +73,8 @@ class Lease:
         """Whether copies may be under way."""
 
     def take(self, cut: Cut) -> bool:
-        """Have slots for all of it, or enough of them; False where there are too few now. Raises DeviceError and OutOfMemoryError."""
+        """Have slots for all of it, or enough of them; False where there are too few now. Raises
+        DeviceError and OutOfMemoryError."""
         self.stream = self.ring.copy_stream()
         wanted = min(-(-cut.stretches // cut.each), MOST_SLOTS)
         while len(self.slots) < wanted:
@@ -79,7 +85,8 @@ class Lease:
         return len(self.slots) >= min(wanted, FEW_SLOTS)
 
     def close(self) -> None:
-        """Give everything back once nothing is under way. An interrupt comes after that: the kernel still writes into the slots."""
+        """Give everything back once nothing is under way. An interrupt comes after that: the kernel
+        still writes into the slots."""
         interrupt: BaseException | None = None
         closed = False
         while not closed:
@@ -135,7 +142,8 @@ def spread(what: Range, cut: Cut, held: Lease, calls: CopyCalls) -> bool:
 
 
 class _Pieces:
-    """The pieces of a read, dealt out to the kernel's threads in turn. What the page cache holds is read in the order of asking."""
+    """The pieces of a read, dealt out to the kernel's threads in turn. What the page cache holds is
+    read in the order of asking."""
 
     def __init__(self, what: Range, cut: Cut, slots: list[int], rings: list[uring.Ring]) -> None:
         self._what, self._cut, self._rings = what, cut, rings
@@ -175,7 +183,8 @@ class _Pieces:
         ring.hand_over()
 
     def has_read(self, n: int) -> bool:
-        """Wait for a piece, and ask for the next ones of its thread; False where it is not what was asked for. Call in order."""
+        """Wait for a piece, and ask for the next ones of its thread; False where it is not what was
+        asked for. Call in order."""
         width = len(self._rings)
         ring = self._rings[n % width]
         found = ring.take_one()

@@ -1,15 +1,16 @@
 """io_uring through ctypes and numpy: no liburing, and no Python work per request.
 
-Both rings are memory that the kernel shares; here they are numpy arrays over it. Many requests are put into the
-submission ring by one slice assignment, and many completions are taken out by one copy.
+Both rings are memory that the kernel shares; here they are numpy arrays over it. Many requests are put into
+the submission ring by one slice assignment, and many completions are taken out by one copy.
 
-Memory order. Without a polling kernel thread the kernel reads the submission tail inside io_uring_enter on the caller's own
-thread, so program order is enough; a polling one is on another core (`_fence`). Completions may be written by another core: the
-kernel stores them before it stores the tail, so the reader must not look at them before it has seen the tail. Python's
-lock is such a barrier (its acquire is one in C), and it is taken between the two looks.
+Memory order. Without a polling kernel thread the kernel reads the submission tail inside io_uring_enter on
+the caller's own thread, so program order is enough; a polling one is on another core (`_fence`). Completions
+may be written by another core: the kernel stores them before it stores the tail, so the reader must not look
+at them before it has seen the tail. Python's lock is such a barrier (its acquire is one in C), and it is
+taken between the two looks.
 
-Every entry submitted gives exactly one completion, so `in_flight` follows from the two rings' own counters and stays right
-when a signal interrupts a call: nothing has to be remembered beside them.
+Every entry submitted gives exactly one completion, so `in_flight` follows from the two rings' own counters
+and stays right when a signal interrupts a call: nothing has to be remembered beside them.
 """
 
 from __future__ import annotations
@@ -159,13 +160,14 @@ def _set_up(depth: int, idle_ms: int = 0) -> tuple[int, ctypes.Array[ctypes.c_ui
 class Ring:
     """A submission and a completion ring for at most `depth` requests in flight.
 
-    One thread at a time, but others may go on while one waits in `enter`. With `idle_ms` a thread of the kernel takes requests out of
-    the submission ring (IORING_SETUP_SQPOLL), and looks for more for so many milliseconds after the last one before it sleeps: `hand_over`
-    costs no system call until then.
+    One thread at a time, but others may go on while one waits in `enter`. With `idle_ms` a thread of the
+    kernel takes requests out of the submission ring (IORING_SETUP_SQPOLL), and looks for more for so many
+    milliseconds after the last one before it sleeps: `hand_over` costs no system call until then.
     """
 
     def __init__(self, depth: int, *, idle_ms: int = 0) -> None:
-        """Raises OSError where the kernel has no io_uring, forbids it, or is too old (ENOSYS, EPERM, EOPNOTSUPP)."""
+        """Raises OSError where the kernel has no io_uring, forbids it, or is too old
+        (ENOSYS, EPERM, EOPNOTSUPP)."""
         self._fd = -1
         self._maps: list[tuple[int, int]] = []
         self._barrier = threading.Lock()
@@ -265,14 +267,16 @@ class Ring:
         return not self._sq_flags.value & _SQ_NEED_WAKEUP
 
     def _fence(self) -> None:
-        """What was stored before is seen by other cores before what is stored, or read, after: a release, and an acquire behind it."""
+        """What was stored before is seen by other cores before what is stored, or read, after: a release,
+        and an acquire behind it."""
         with self._barrier:
             pass
         with self._barrier:
             pass
 
     def enter(self, at_least: int = 0, timeout: float | None = None) -> None:
-        """Hand over what was put in, then wait for completions: `at_least` of them, or `timeout` seconds, or a signal.
+        """Hand over what was put in, then wait for completions: `at_least` of them, or
+        `timeout` seconds, or a signal.
 
         Raises OSError for what is the ring's own failure; a request's failure is its completion's result.
         """
@@ -288,7 +292,8 @@ class Ring:
         result: int = _libc.syscall(_ENTER, self._fd, pending, at_least, flags, argument, nbytes)
         if result < 0:
             code = ctypes.get_errno()
-            # EAGAIN and EBUSY: the kernel is short of memory or wants completions taken out first; ETIME: the timeout.
+            # EAGAIN and EBUSY: the kernel is short of memory or wants completions taken out
+            # first; ETIME: the timeout.
             if code not in (errno.EINTR, errno.ETIME, errno.EAGAIN, errno.EBUSY):
                 raise OSError(code, os.strerror(code))
 
@@ -308,13 +313,15 @@ class Ring:
         return found.view(self._end).reshape(n)
 
     def limit_workers(self, most: int) -> None:
-        """At most so many kernel workers for each thread that submits here; before Linux 5.15 there is no limit to set."""
+        """At most so many kernel workers for each thread that submits here; before Linux 5.15
+        there is no limit to set."""
         limits = (ctypes.c_uint32 * 2)(most, most)
         with contextlib.suppress(OSError):
             _syscall(_REGISTER, self._fd, _IOWQ_MAX_WORKERS, ctypes.addressof(limits), 2)
 
     def close(self) -> None:
-        """Give the rings back; nothing may be in flight. In a forked child only its own mappings and descriptor go."""
+        """Give the rings back; nothing may be in flight. In a forked child only its own
+        mappings and descriptor go."""
         fd, self._fd = self._fd, -1
         self._sqes = self._cqes = self._sq_head = self._sq_tail = self._cq_head = self._cq_tail = None  # type: ignore[assignment]
         self._sq_memory = self._cq_memory = memoryview(b"")
@@ -336,7 +343,8 @@ _why_not: str | None = None
 
 
 def unavailable() -> str:
-    """Why there is no io_uring here (too old, forbidden by seccomp or kernel.io_uring_disabled), or ""; asked once, without numpy."""
+    """Why there is no io_uring here (too old, forbidden by seccomp or kernel.io_uring_disabled), or "";
+    asked once, without numpy."""
     global _why_not
     if _why_not is None:
         fd, call = -1, "io_uring_setup"

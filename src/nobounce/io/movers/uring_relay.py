@@ -1,9 +1,11 @@
-"""A relay whose reads the kernel does: one thread keeps many reads under way through io_uring and queues the copies behind them.
+"""A relay whose reads the kernel does: one thread keeps many reads under way through io_uring and
+queues the copies behind them.
 
-Threads of this process hand the interpreter's lock to one another at every call, four times a slot; with twelve of them that
-takes as long as copying 2 MiB. io_uring's workers copy from the page cache without it, so one thread reaches the link, and a
-program's own threads are left alone. Slots are divided so that sixteen reads are under way, also for a stream that may hold
-four slots only; copies of neighbours that ended together are one call. Transfers under way at once share a `Hub`.
+Threads of this process hand the interpreter's lock to one another at every call, four times a slot; with
+twelve of them that takes as long as copying 2 MiB. io_uring's workers copy from the page cache without it, so
+one thread reaches the link, and a program's own threads are left alone. Slots are divided so that sixteen
+reads are under way, also for a stream that may hold four slots only; copies of neighbours that ended together
+are one call. Transfers under way at once share a `Hub`.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ LEAST_NBYTES = 256 << 10
 class UringRelay(Relay):
     """The share of one transfer, which holds up to `target.strategy.kernel_slots` slots of the ring.
 
-    Whoever drives the hub changes `out`, `arrived`, `lost` and what `again` notes, whatever this thread does; `chunk` and `begun`
-    are the driver's from `give` until `chunk` is None again.
+    Whoever drives the hub changes `out`, `arrived`, `lost` and what `again` notes, whatever this thread does;
+    `chunk` and `begun` are the driver's from `give` until `chunk` is None again.
     """
 
     def __init__(self, target: Target, ring: Ring) -> None:
@@ -124,7 +126,8 @@ class UringRelay(Relay):
         return self.out == 0 and (self.chunk is None or self.hub.broken)
 
     def _report(self) -> list[Piece]:
-        """What has arrived since the last report. Raises PartialError and what a runtime raised, once each."""
+        """What has arrived since the last report. Raises PartialError and what a
+        runtime raised, once each."""
         lost, self.lost = self.lost, None
         if lost is not None:
             raise lost
@@ -141,7 +144,8 @@ class UringRelay(Relay):
         super().step_out()
 
     def flush(self) -> list[Piece]:
-        """As `Relay.flush`; also raises PartialError. Returns only when the kernel writes into no slot any more."""
+        """As `Relay.flush`; also raises PartialError. Returns only when the kernel
+        writes into no slot any more."""
         if self.out:
             self._step_in()
         try:
@@ -161,7 +165,8 @@ def unit_nbytes(target: Target, ring: Ring) -> int:
 def mover(target: Target) -> Mover:
     """A worker's own fallback for this target.
 
-    Where a signal may interrupt the thread at any moment it could lose sight of a read that the kernel still does.
+    Where a signal may interrupt the thread at any moment it could lose sight of a read
+    that the kernel still does.
     """
     if (
         target.ring is not None
