@@ -229,7 +229,8 @@ class TransferError(_SystemError):
     """A transfer that failed part of the way.
 
     Attributes: `errno`, `filename`, `file_offset` and `nbytes` of the failed part, `backend` ("" where none
-    was tried), `call` (the system or vendor call) and `receipt`: what had moved before, or None.
+    was tried), `call` (the system or vendor call), `detail` and `cure` ("" where there is none) and
+    `receipt`: what had moved before, or None.
     """
 
     file_offset: int
@@ -237,6 +238,8 @@ class TransferError(_SystemError):
     backend: str
     call: str
     receipt: Receipt | None
+    detail: str
+    cure: str
 
     def __init__(
         self,
