@@ -1,4 +1,4 @@
-"""benchmarks/blocks.py, sizes.py and save.py: their quick modes run every contestant that can run here."""
+"""benchmarks/blocks.py, sizes.py, save.py and kv.py: their quick modes run every contestant that can run here."""
 
 from __future__ import annotations
 
@@ -58,6 +58,20 @@ def test_saves_are_raced_and_each_sample_is_written(tmp_path: Path, shape: str) 
     result = json.loads(out.read_text())
     assert (result["schema"], result["version"]) == ("nobounce.benchmarks.save", 1)
     assert result["seconds"].keys() == {"nobounce", "plain", "safetensors"}
+    assert all(len(times) == 2 for times in result["seconds"].values())
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_stored_blocks_are_timed_in_every_way_and_each_sample_is_written(tmp_path: Path) -> None:
+    need("o_direct", "xxhash")
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(FOLDER / "kv.py"), "--quick", "--dir", str(tmp_path), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["schema"], result["version"]) == ("nobounce.benchmarks.kv", 1)
+    calls = {"put", "put durable", "put in stream", "get", "get in stream"}
+    assert result["seconds"].keys() == calls | {f"{c} checked" for c in calls} | {"written"}
     assert all(len(times) == 2 for times in result["seconds"].values())
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 

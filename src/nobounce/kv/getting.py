@@ -81,7 +81,7 @@ def _get_in_stream(
         undo.callback(_let_go, core, blocks, entries["generation"], errors)
         staging = mover.staging(count) if mover.staged and count else None
         if staging is not None:
-            undo.callback(staging.close)
+            undo.callback(mover.let_go, staging)
             errors |= mover.read_slots(staging, blocks.slots, entries["data_sum"], _is_checked(entries))
             early[blocks.at[list(errors)]] = False
             good = np.setdiff1d(good, list(errors))
@@ -104,7 +104,7 @@ def _get_in_stream(
             return errors | {int(good[i]): e for i, e in late.items()}
         finally:
             if staging is not None:
-                staging.close()
+                mover.let_go(staging)
 
     if moved is None:
         transfer._end(lambda: finish(carried))

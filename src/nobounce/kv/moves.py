@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+KEPT_NBYTES = 256 << 20
+"""Memory for whole slots that a store keeps until it is closed."""
 STAGED_NBYTES = 16 << 20
 """Whole slots in memory at a time, in a call that waits: they stay in a core's caches between the copy, the sum and the write."""
 
@@ -55,14 +58,31 @@ class Staging:
             fd = os.memfd_create("nobounce-kv", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(fd, count * slot_nbytes)
-                self.slots: Array = np.frombuffer(mmap.mmap(fd, count * slot_nbytes), np.uint8).reshape(
-                    count, -1
-                )
+                self.memory: Array = np.frombuffer(mmap.mmap(fd, count * slot_nbytes), np.uint8)
+                self.slots: Array = self.memory.reshape(count, -1)
+                self._scratch: Array = np.empty(0, np.uint8)
                 self.file = File.from_fd(fd, "slots in memory")
             finally:
                 os.close(fd)
         except OSError as e:
             raise FileError.from_oserror(e, "slots in memory", "make") from e
+
+    def gather(self, table: Array, rows: Array, at: int) -> None:
+        """Copy rows of a table to byte `at` of the first slots. By way of memory that is kept, where numpy has no way without a copy: the
+        pages of a fresh one cost more than the bytes."""
+        to = self.slots[: len(rows), at : at + table.shape[1]]
+        if to.flags.c_contiguous:
+            np.take(table, rows, axis=0, out=to, mode="clip")
+            return
+        if self._scratch.size < to.size:
+            self._scratch = np.empty(len(self.slots) * table.shape[1], np.uint8)
+        between = self._scratch[: to.size].reshape(to.shape)
+        np.take(table, rows, axis=0, out=between, mode="clip")
+        to[:] = between
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.slots.nbytes)
 
     def close(self) -> None:
         self.file.close()
@@ -79,6 +99,7 @@ class Mover:
         self.staged = sums or any(n % 4096 for n in geometry.row_nbytes)
         self._on_host = all(p.view.device.name == "cpu" for p in parts)
         self._kept: list[Staging] = []
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         while self._kept:
@@ -130,12 +151,11 @@ class Mover:
     def write_staged(self, slots: Array, rows: Array, sums: Array | None) -> dict[int, Exception]:
         """Write blocks, waiting; fills `sums`. Returns why blocks failed."""
         errors: dict[int, Exception] = {}
-        for first, staging in self._chunks(len(slots)):
-            some = slice(first, first + len(staging.slots))
-            count = len(rows[some])
+        for some, staging in self._chunks(len(slots)):
+            first, count = some.start, some.stop - some.start
             if self._on_host:
                 for part, at in zip(self._parts, self._of.part_offsets, strict=True):
-                    staging.slots[:count, at : at + part.row_nbytes] = part.table()[rows[some]]
+                    staging.gather(part.table(), rows[some], at)
                 bad: dict[int, Exception] = {}
             else:
                 with self.batch(count) as batch:
@@ -148,14 +168,14 @@ class Mover:
     def read_staged(self, slots: Array, rows: Array, sums: Array, checked: Array) -> dict[int, Exception]:
         """Read blocks, waiting, and look at the sums of those that have one. Returns why blocks failed: their rows are as they were."""
         errors: dict[int, Exception] = {}
-        for first, staging in self._chunks(len(slots)):
-            some = slice(first, first + len(staging.slots))
-            count = len(rows[some])
+        for some, staging in self._chunks(len(slots)):
+            first, count = some.start, some.stop - some.start
             bad = self.read_slots(staging, slots[some], sums[some], checked[some])
             good = np.setdiff1d(np.arange(count), list(bad))
             if self._on_host:
+                here = slice(0, count) if not bad else good  # a slice makes no copy
                 for part, at in zip(self._parts, self._of.part_offsets, strict=True):
-                    part.table()[rows[some][good]] = staging.slots[good, at : at + part.row_nbytes]
+                    part.table()[rows[some][here]] = staging.slots[here, at : at + part.row_nbytes]
             elif len(good):
                 with self.batch(len(good)) as batch:
                     self.from_staging(batch, staging, good, rows[some][good])
@@ -178,7 +198,7 @@ class Mover:
             offsets = self._of.data_offset + slots * size
             batch.write(
                 self._file,
-                staging.slots.reshape(-1),
+                staging.memory,
                 file_offsets=offsets,
                 nbytes=size,
                 cache=self._write_cache,
@@ -189,9 +209,7 @@ class Mover:
         count, size = len(slots), self._of.slot_nbytes
         offsets = self._of.data_offset + slots * size
         with Batch(capacity=max(1, count)) as batch:
-            batch.read(
-                self._file, staging.slots.reshape(-1), file_offsets=offsets, nbytes=size, cache=self._cache
-            )
+            batch.read(self._file, staging.memory, file_offsets=offsets, nbytes=size, cache=self._cache)
             errors = self._failures(batch.wait(), count, np.array([size]))
         if self._new is not None:
             for index in np.flatnonzero(checked & (self._sums(staging, count) != sums)).tolist():
@@ -212,24 +230,32 @@ class Mover:
         return found
 
     def staging(self, count: int) -> Staging:
-        """Memory for `count` whole slots, the caller's to close."""
+        """Memory for `count` whole slots or more, of an earlier call where there is one: fresh pages cost more than what is done with them.
+        The caller gives it to `let_go`."""
+        with self._lock:
+            fitting = [s for s in self._kept if len(s.slots) >= count]
+            if fitting:
+                smallest = min(fitting, key=lambda s: len(s.slots))
+                self._kept.remove(smallest)
+                return smallest
         return Staging(count, self._of.slot_nbytes)
 
-    def _chunks(self, count: int) -> Any:
-        """(place of the first block, staging) for each part of a call. The memory is kept for the next call."""
-        at_once = max(1, STAGED_NBYTES // self._of.slot_nbytes)
-        try:
-            staging = self._kept.pop()
-        except IndexError:
-            staging = self.staging(at_once)
+    def let_go(self, staging: Staging) -> None:
+        """Keep the memory for later calls; past KEPT_NBYTES the oldest is given back."""
+        with self._lock:
+            self._kept.append(staging)
+            while sum(s.nbytes for s in self._kept) > KEPT_NBYTES:
+                self._kept.pop(0).close()
+
+    def _chunks(self, count: int) -> Iterator[tuple[slice, Staging]]:
+        """(places in the call, staging) for each part of a call."""
+        at_once = min(count, max(1, STAGED_NBYTES // self._of.slot_nbytes))
+        staging = self.staging(at_once)
         try:
             for first in range(0, count, at_once):
-                yield first, staging
+                yield slice(first, min(first + at_once, count)), staging
         finally:
-            if self._kept:
-                staging.close()
-            else:
-                self._kept.append(staging)
+            self.let_go(staging)
 
 
 def xxhash() -> Any:

@@ -89,7 +89,7 @@ def _put_in_stream(
         undo.callback(_acknowledge, core, blocks, dict.fromkeys(range(count), _NOT_CARRIED), 0, None, False)
         staging = mover.staging(count) if mover.staged else None
         if staging is not None:
-            undo.callback(staging.close)
+            undo.callback(mover.let_go, staging)
         with mover.batch(count) as batch:
             if staging is not None:
                 mover.to_staging(batch, staging, blocks.rows)
@@ -104,7 +104,7 @@ def _put_in_stream(
             return errors | mover.write_slots(staging, blocks.slots, sums) if staging is not None else errors
         finally:
             if staging is not None:
-                staging.close()
+                mover.let_go(staging)
 
     def ended(_: object) -> None:
         if staging is None and not durable:
