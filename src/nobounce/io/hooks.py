@@ -194,7 +194,11 @@ def _tell(told: tuple[Observer, ...], method: str, *arguments: Any, **named: Any
 
 def ended(job: Job) -> None:
     """The end of a transfer that had a job, before anybody who waits for it is told."""
-    _tell(observers, "ended", job)
+    for observer in observers:  # `_tell` by name takes a fifth longer, of every transfer
+        try:
+            observer.ended(job)
+        except Exception:
+            _log.exception("%s failed; the transfer is not concerned", type(observer).__name__)
     if job.operation is not None:
         leave(job.operation, job.receipt, job.error, job.ended_at)
 
