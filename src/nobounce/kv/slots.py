@@ -31,7 +31,7 @@ class Slots:
         """`count` slots that no other call uses, sorted and locked, without entries. Raises BusyError, and then nothing has changed."""
         taken: list[int] = []
         passed: list[int] = []
-        oldest = iter(list(self._table.slots.values()) if len(self._free) < count else ())
+        oldest = iter(self._table.slots.values())
         while len(taken) < count:
             some = self._candidates(count - len(taken), passed, oldest)
             if not some:

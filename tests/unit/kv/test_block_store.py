@@ -30,6 +30,7 @@ from nobounce.errors import (
     FormatError,
 )
 from nobounce.kv import BlockStore
+from nobounce.kv.pins import Pins
 from scale import cases
 
 ROWS, ROW = 16, 8192
@@ -180,6 +181,40 @@ def test_a_reader_s_pins_hold_the_writer_off(make: Callable[..., BlockStore], te
     assert tensors.row_of(15) == tensors.stored(9)
 
 
+def test_a_slot_that_is_read_is_not_written_to_once_its_key_has_a_newer_block(
+    make: Callable[..., BlockStore],
+) -> None:
+    with make() as store:
+        store.put([0], [0])
+        with store.pinned([0]):
+            store.put([0], [9])
+            store.put(range(1, 8), range(1, 8))
+            assert len(store) == 7
+            assert not store.contains([0]).any()  # the one that is not read made room
+        store.put([8], [8])
+        assert len(store) == 8
+
+
+def test_a_reader_looks_again_once_it_holds_the_slots(
+    make: Callable[..., BlockStore], tensors: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look into the table and the lock the writer puts other blocks there."""
+    with make(checksums=False) as store, make(checksums=False, readonly=True) as reader:
+        store.put(range(8), range(8))
+        add = Pins.add
+
+        def late(pins: Pins, slots: Any) -> Any:
+            monkeypatch.setattr(Pins, "add", add)
+            store.put(range(10, 18), range(8))
+            return pins.add(slots)
+
+        monkeypatch.setattr(Pins, "add", late)
+        tensors.clear()
+        assert not reader.get(range(4), range(4)).found.any()
+        assert [tensors.row_of(row) for row in range(4)] == [EMPTY] * 4
+        assert reader.get([10], [0]).found.all()
+
+
 def test_a_reader_sees_what_the_writer_adds_and_evicts(
     make: Callable[..., BlockStore], tensors: Tensors
 ) -> None:
@@ -307,6 +342,20 @@ def test_a_torn_entry_reads_as_absent(make: Callable[..., BlockStore], tmp_path:
         assert len(store) == 7
         store.put(["a"], [0])
         assert len(store) == 8
+
+
+def test_an_entry_in_the_place_of_another_reads_as_absent(
+    make: Callable[..., BlockStore], tensors: Tensors, tmp_path: Path
+) -> None:
+    with make(checksums=False) as store:
+        store.put(range(7), range(7))
+    raw = bytearray((tmp_path / "s").read_bytes())
+    table = [bytes(raw[8192 + 64 * n : 8256 + 64 * n]) for n in range(8)]
+    for n in range(8):
+        raw[8192 + 64 * n : 8256 + 64 * n] = table[(n + 1) % 8]
+    (tmp_path / "s").write_bytes(raw)
+    with make(checksums=False, readonly=True) as store:
+        assert len(store) == 0
 
 
 def test_after_a_restart_of_the_machine_only_what_is_durable_or_checked_is_believed(
