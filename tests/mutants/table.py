@@ -483,4 +483,49 @@ MUTANTS = (
             "unit/io/test_gathered_writes.py::test_a_write_that_stops_short_at_the_end_of_the_file_is_not_taken_for_its_end[ring]",
         ),
     ),
+    # blocks under keys
+    Mutant(
+        "a reader takes what the writer puts into a slot before it is locked",
+        "kv/getting.py",
+        "        slots[moved] = -1\n",
+        "        pass\n",
+        ("unit/kv/test_block_store.py::test_a_reader_looks_again_once_it_holds_the_slots",),
+    ),
+    Mutant(
+        "a reader's pins are its own secret",
+        "kv/pins.py",
+        "self._lock_each(fresh, fcntl.F_RDLCK)",
+        "[]",
+        ("unit/kv/test_block_store.py::test_a_reader_s_pins_hold_the_writer_off",),
+    ),
+    Mutant(
+        "a free slot is written to while it is read",
+        "kv/slots.py",
+        "(passed if self._pins.count(slot) else some).append(slot)",
+        "some.append(slot)",
+        (
+            "unit/kv/test_block_store.py::test_a_slot_that_is_read_is_not_written_to_once_its_key_has_a_newer_block",
+        ),
+    ),
+    Mutant(
+        "an evicted block's entry stays",
+        "kv/slots.py",
+        "            self._table.clear(slots)\n",
+        "",
+        ("unit/kv/test_block_store.py::test_the_least_recently_used_go",),
+    ),
+    Mutant(
+        "an entry counts in another's place",
+        "kv/table.py",
+        ' & (fresh["slot"] == changed.astype(np.uint64))',
+        "",
+        ("unit/kv/test_block_store.py::test_an_entry_in_the_place_of_another_reads_as_absent",),
+    ),
+    Mutant(
+        "checksums of blocks are not looked at",
+        "kv/moves.py",
+        "checked & (self._sums(staging, count) != sums)",
+        "checked & False",
+        ("unit/kv/test_block_store.py::test_a_damaged_block_is_named_and_can_be_put_again",),
+    ),
 )
