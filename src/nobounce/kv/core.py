@@ -60,7 +60,7 @@ class Core:
             self.file = File.from_fd(self.fd, self.path)
             undo.callback(self.file.close)
             self.mover = Mover(self.file, self.of, self.parts, cache, sums=checksums)
-            self.pins = Pins(self.fd, self.of, writer=not readonly)
+            self.pins = Pins(self.fd, self.path, self.of, writer=not readonly)
             self.table = Table(self.fd, self.path, self.of, fileformat.seed_of(own))
             if readonly:
                 self.table.refresh()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nobounce.errors import FileError
+
 if TYPE_CHECKING:
     from nobounce.kv.fileformat import Geometry
 
@@ -36,7 +38,8 @@ def runs(slots: Array) -> list[tuple[int, int]]:
 class Pins:
     """Slots in use, of one store. The store's lock is held around every call."""
 
-    def __init__(self, fd: int, geometry: Geometry, *, writer: bool) -> None:
+    def __init__(self, fd: int, path: str, geometry: Geometry, *, writer: bool) -> None:
+        self._path = path
         self._fd, self._geometry, self._writer = fd, geometry, writer
         self._counts = np.zeros(geometry.capacity, np.int32)
 
@@ -89,5 +92,5 @@ class Pins:
         except OSError as e:
             if e.errno in _TAKEN:
                 return False
-            raise
+            raise FileError.from_oserror(e, self._path, "lock slots of") from e
         return True

@@ -520,6 +520,39 @@ def test_a_store_leaves_no_descriptor_open(make: Callable[..., BlockStore], chec
     assert counts[1] == counts[2]
 
 
+@pytest.mark.parametrize("checksums", [False, True])
+def test_a_call_that_is_refused_leaves_every_slot_free(
+    make: Callable[..., BlockStore], checksums: bool
+) -> None:
+    elsewhere = nobounce.Device("sim:0").create_stream()
+    with make(checksums=checksums) as store, make(checksums=checksums, readonly=True) as reader:
+        with pytest.raises(ArgumentError, match="another runtime"):
+            store.put(range(8), range(8), stream=elsewhere)
+        store.put(range(8), range(8))
+        for one in (store, reader):
+            with pytest.raises(ArgumentError, match="another runtime"):
+                one.get(range(8), range(8), stream=elsewhere)
+        assert store.put(range(10, 18), range(8)).found.all()
+
+
+def test_a_forked_child_is_told_that_the_store_is_its_parent_s(make: Callable[..., BlockStore]) -> None:
+    with make() as store:
+        store.put([1], [1])
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                store.get([1], [1])
+            except ClosedError as e:
+                code = 0 if "forked" in str(e) else 2
+            store.close()
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert store.get([1], [1]).found.all()
+        with pytest.raises(BusyError):
+            make()
+
+
 def test_threads_share_a_store(make: Callable[..., BlockStore]) -> None:
     errors: list[BaseException] = []
     with make(capacity=64) as store:
