@@ -111,7 +111,9 @@ def test_strangers_at_the_collector_forge_delay_and_lose_nothing(monkeypatch: py
                 stranger.communicate()
         collector.finish()
         found = collector.read()
-        assert [s.counters["bounce_pinned_bytes"] for s in found] == list(range(1, count + 1)), f"seed {seed}"
+        assert sorted(s.counters["bounce_pinned_bytes"] for s in found) == list(range(1, count + 1)), (
+            f"seed {seed}"
+        )
         assert collector.missed == 0
         assert done.stdout == "", f"seed {seed}"
         assert held - before <= collect.MOST_OPEN + collect.MOST_WAITING + 10

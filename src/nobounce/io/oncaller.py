@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from nobounce.clock import THREADS
 from nobounce.errors import DeviceError, NobounceError, OutOfMemoryError, TransferError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from nobounce.io.movers.pollers import KernelBlocks
     from nobounce.runtimes.base import CopyCalls
 
+T = TypeVar("T")
 HAS_FLAGS = hasattr(os, "RWF_NOWAIT")
 
 
@@ -108,9 +110,13 @@ def _write_relayed(plan: Plan, ring: Ring, address: int, where: tuple[int, int, 
     """From memory of a device; returns the bytes written. Raises OSError and NobounceError."""
     t, way = plan.target, plan.ways[0]
     nbytes, file_offset, _ = where
-    with _borrowed(ring) as (stream, slot), t.runtime.copy_calls(t.device) as calls:
-        copy(t, calls, slot[0], address, nbytes, stream)
-        return write_plain(way.fd, slot[0], nbytes, file_offset)
+
+    def write(stream: int, slot: tuple[int, int]) -> int:
+        with t.runtime.copy_calls(t.device) as calls:
+            copy(t, calls, slot[0], address, nbytes, stream)
+            return write_plain(way.fd, slot[0], nbytes, file_offset)
+
+    return _lent(ring, write)
 
 
 def _receipt(
@@ -153,42 +159,35 @@ def _relayed(plan: Plan, ring: Ring, address: int, where: tuple[int, int, int]) 
             return plan.ways[0] if _spread(plan, by, ring, address, where) else None
         if nbytes > ring.slot_nbytes:
             return None
-    with _borrowed(ring) as (stream, slot), t.runtime.copy_calls(t.device) as calls:
-        for way in plan.ways:
-            lead = fill(way, ring, slot[0], where, 0)
-            if lead is not None:
-                copy(t, calls, address, slot[0] + lead, nbytes, stream)
-                return way
-    return None
+
+    def read(stream: int, slot: tuple[int, int]) -> Way | None:
+        with t.runtime.copy_calls(t.device) as calls:
+            for way in plan.ways:
+                lead = fill(way, ring, slot[0], where, 0)
+                if lead is not None:
+                    copy(t, calls, address, slot[0] + lead, nbytes, stream)
+                    return way
+        return None
+
+    return _lent(ring, read)
 
 
-class _borrowed:  # noqa: N801 - read as a participle
-    """A copy stream and a slot of a bounce ring, for a moment."""
-
-    __slots__ = ("_held", "_ring")
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-
-    def __enter__(self) -> tuple[int, tuple[int, int]]:
-        """Raises OutOfMemoryError and DeviceError, and holds nothing then."""
-        ring = self._ring
-        held = ring.borrow()
-        if held is None:
-            stream, slot = ring.copy_stream(), None
-            try:
-                slot = ring.acquire(wait=True)
-            finally:
-                if slot is None:
-                    ring.return_stream(stream)
-            if slot is None:
-                raise OutOfMemoryError("no slot of the bounce ring")
-            held = stream, slot
-        self._held = held
-        return held
-
-    def __exit__(self, *_: object) -> None:
-        self._ring.give_back(*self._held)
+def _lent(ring: Ring, use: Callable[[int, tuple[int, int]], T]) -> T:
+    """`use(stream, slot)` with a copy stream and a slot of a bounce ring. Raises OutOfMemoryError,
+    DeviceError and what it raises."""
+    streams: list[int] = []
+    slots: list[tuple[int, int]] = []
+    try:
+        ring.lend(streams, slots)
+        if not slots:
+            raise OutOfMemoryError("no slot of the bounce ring")
+        return use(streams[0], slots[0])
+    finally:
+        try:
+            ring.take_back(streams, slots)
+        finally:
+            if streams or slots:  # the first was interrupted
+                ring.take_back(streams, slots)
 
 
 def fill(way: Way, ring: Ring, slot: int, where: tuple[int, int, int], flags: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from nobounce.errors import NobounceError, OutOfMemoryError
 from nobounce.io import hooks
@@ -208,6 +208,28 @@ class Ring:
             if not self._streams or self._relays or len(self._free) <= self.wanted:
                 return None
             return self._streams.pop(), self._free.pop()
+
+    def lend(self, streams: list[int], slots: list[tuple[int, int]]) -> None:
+        """Put a copy stream and a slot into these lists, which are the borrower's; waits for them, too. What
+        is there is moved by a call into C, which no interrupt cuts in two."""
+        with self._changed.mutex:
+            if self._streams and not self._relays and len(self._free) > self.wanted:
+                streams.extend(map(list.pop, (self._streams,)))
+                slots.extend(map(list.pop, (self._free,)))
+                return
+        streams.append(self.copy_stream())
+        slot = self.acquire(wait=True)
+        if slot is not None:
+            slots.append(slot)
+
+    def take_back(self, streams: list[int], slots: list[tuple[int, int]]) -> None:
+        """What `lend` gave, as far as it is still there."""
+        with self._changed.mutex:
+            with suppress(IndexError):
+                self._streams.extend(iter(streams.pop, -1))
+            with suppress(IndexError):
+                self._free.extend(iter(slots.pop, (-1, -1)))
+            self._changed.notify_all()
 
     def give_back(self, stream: int, slot: tuple[int, int]) -> None:
         """What `borrow` gave."""
