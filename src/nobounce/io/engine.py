@@ -80,9 +80,11 @@ class Engine:
         a chunk unaccounted for.
         """
         job.begin()
-        if job.alone:
+        interruptible = self.scheduler.interruptible()
+        # A slot of the bounce ring is taken in several steps: cut off between two of them it would be lost.
+        if job.alone and not (interruptible and job.target.ring is not None):
             job.work()
-        elif self.scheduler.interruptible():
+        elif interruptible:
             self._wait_for(job)
         else:
             self.assist(job)

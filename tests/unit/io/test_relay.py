@@ -14,7 +14,10 @@ import nobounce
 from nobounce import config
 from nobounce.errors import DeviceError, RuntimeStatus
 from nobounce.io import engine, prepare
+from nobounce.io.engine import Engine
+from nobounce.io.job import Job
 from nobounce.io.movers.bounce import Ring
+from nobounce.io.prepare import transfer
 from nobounce.io.transfer import Transfer
 from nobounce.runtimes import rawio
 
@@ -49,6 +52,16 @@ def out(ring: Ring) -> tuple[int, int]:
     return ring._made - len(ring._free), ring._streams_made - len(ring._streams)
 
 
+def on_this_thread(file: nobounce.File, op: Any, buffer: nobounce.Buffer) -> None:
+    """As where no other thread can be started."""
+
+    def here(_: Engine, job: Job) -> None:
+        job.begin()
+        job.work()
+
+    transfer(file, op, buffer, (None, 0, 0), "auto", "use", run=here)
+
+
 @pytest.mark.parametrize("op", ["read", "write"])
 def test_an_interrupt_of_the_call_of_the_file_gives_the_slot_back(
     path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch, op: str
@@ -61,7 +74,7 @@ def test_an_interrupt_of_the_call_of_the_file_gives_the_slot_back(
     monkeypatch.setattr(rawio, "pread_into" if op == "read" else "pwrite_from", interrupted)
     device = nobounce.Device("sim:0")
     with nobounce.open(path, "r+") as f, device.allocate(NBYTES) as b, pytest.raises(KeyboardInterrupt):
-        getattr(f, op)(b, cache="use")
+        on_this_thread(f, op, b)
     assert ring._made > 0
     assert out(ring) == (0, 0)
 
@@ -90,7 +103,7 @@ def test_an_interrupt_of_the_wait_for_a_copy_gives_every_slot_back_when_its_copy
     monkeypatch.setattr(ring, "release", released)
     device = nobounce.Device("sim:0")
     with nobounce.open(path) as f, device.allocate(NBYTES) as b, pytest.raises(KeyboardInterrupt):
-        f.read(b, cache="use")
+        on_this_thread(f, "read", b)
     assert ring._made > 0
     assert out(ring) == (0, 0)
     assert told == ["interrupt", "wait", "release"] * 2
