@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import nobounce
+from capabilities import MissingCapability
 from nobounce.dtypes import DTYPES
 from nobounce.errors import ArgumentError
 from nobounce.tensor import Tensor
@@ -78,7 +79,7 @@ def filled(device: str, data: bytes) -> nobounce.Buffer:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_type_at_every_place(kind: Any, shared: bool, device: str) -> None:
     if getattr(torch, kind.torch, None) is None:
-        pytest.skip(f"this torch has no {kind.torch}")
+        raise MissingCapability(f"missing capability: torch.{kind.torch}")
     data = bytes(range(256))
     if kind.name == "BOOL":
         data = bytes(n % 2 for n in range(256))

@@ -166,9 +166,8 @@ def polled(wanted: int, most: int) -> KernelBlocks | None:
     there is none to be had now."""
     pool, rings = _pool, list[uring.Ring]()
     found = KernelBlocks(rings, pool.free)
-    with contextlib.suppress(
-        IndexError
-    ):  # taken out and kept in one call into C, which no interrupt cuts in two
+    with contextlib.suppress(IndexError):
+        # Taken out and kept in one call into C, which no interrupt cuts in two.
         rings.extend(islice(iter(pool.free.pop, None), wanted))
     while len(rings) < wanted and len(pool.made) < most and not pool.refused:
         pool.made.append(None)
