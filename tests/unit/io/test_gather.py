@@ -151,8 +151,11 @@ def test_blocks_that_are_not_cached_after_all_go_their_own_way_and_are_told_apar
     assert (got == DATA[: count * PAGE]).all()
     assert receipt.nbytes == count * PAGE
     # A missed block makes the kernel read its neighbours ahead, so a few of the others may have come back by their turn.
-    assert 0 < receipt.reasons["direct"] <= len(absent) * PAGE
-    assert receipt.reasons["cached"] == count * PAGE - receipt.reasons["direct"]
+    # Two threads of the kernel may so bring all of them back for each other.
+    direct = receipt.reasons.get("direct", 0)
+    assert direct <= len(absent) * PAGE
+    assert direct or by == "polled"
+    assert receipt.reasons["cached"] == count * PAGE - direct
     ways = dict(zip(result.ids.tolist(), result.backends, strict=True))
     assert {n for n, way in ways.items() if way != "fallback"} <= set(absent)
 
